@@ -164,3 +164,77 @@ def tile_that_goes_out_and_in(order):
             T.copy(tile, X)
 
     return program, alone((4, 64), (5, 64))
+
+
+@label(
+    "thread",
+    INDIGO("read-write conflicts of threads"),
+    wrong=dict.fromkeys(["next", "reversed", "two loops' worth", "device memory"], RaceError),
+    right=["own", "other tile", "barrier", "two loops"],
+)
+def iterations_in_a_unit(use):
+    """The iterations of a parallel loop in a scale use elements that others store, or not."""
+    threads = 32 if use == "two loops' worth" else 64
+
+    @T.prim_func
+    def program(X: T.Tensor((65,), "float32"), W: T.Tensor((65,), "float32"), Y: T.Tensor((65,), "float32")):
+        with T.Kernel(device=1, block=1, threads=threads), T.Scale("block"):
+            t = T.alloc_shared((65,), "float32")
+            u = T.alloc_shared((65,), "float32")
+            T.copy(X, t)
+            if use == "next":
+                for i in T.Parallel(64):
+                    t[i] = t[i + 1] + 1  # named: next
+            if use == "reversed":
+                for i in T.Parallel(64):
+                    t[i] = t[63 - i] + 1  # named: reversed
+            if use == "two loops' worth" or use == "barrier":
+                for i in T.Parallel(64):
+                    u[i] = t[i] + 1  # named: two loops' worth
+                    Y[i] = u[63 - i]  # named: two loops' worth
+            if use == "device memory":
+                for i in T.Parallel(64):
+                    W[i] = t[i] + 1  # named: device memory
+                    Y[i] = W[63 - i]  # named: device memory
+            if use == "own":
+                for i in T.Parallel(64):
+                    t[i] = t[i] + t[64]
+            if use == "other tile":
+                for i in T.Parallel(64):
+                    u[i] = t[63 - i]
+            if use == "two loops":
+                for i in T.Parallel(64):
+                    W[i] = t[i] + 1
+                for i in T.Parallel(64):
+                    Y[i] = W[63 - i]
+
+    return program, alone((65,), (65,), (65,))
+
+
+@label(
+    "thread",
+    FAIAL("two writes"),
+    wrong=dict.fromkeys(["values", "statements"], RaceError),
+    right=["one value", "atomic", "one of them"],
+)
+def iterations_that_store(what):
+    """Two iterations of a parallel loop store to one element."""
+
+    @T.prim_func
+    def program(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(device=1, block=1, threads=64), T.Scale("block"):
+            for i in T.Parallel(64):
+                if what == "values":
+                    Y[i // 2] = X[i]  # named: values
+                if what == "statements":
+                    Y[i] = 1.0  # named: statements
+                    Y[63 - i] = 2.0  # named: statements
+                if what == "one value":
+                    Y[i // 2] = X[0]
+                if what == "atomic":
+                    T.atomic_add(Y[i // 2], X[i])
+                if what == "one of them":
+                    if i % 2 == 0:
+                        Y[i // 2] = X[i]
+
+    return program, alone((64,), (64,))

@@ -366,7 +366,9 @@ def shorter_in_each_turn(X, ws, Z):
     for turn in T.serial(left):
         left = left - 1
         for i in T.Parallel(N):
-            ws[i] = ws[N - 1 - i] + turn
+            Z[i] = ws[N - 1 - i] + turn
+        for i in T.Parallel(N):
+            ws[i] = Z[i]
     for i in T.Parallel(N):
         Z[i] = ws[i] + left
 

@@ -6,6 +6,7 @@
                         phases.py mbarriers whose next phase may complete before a wait for the last one,
                         redundant.py redundant waits, witness.py all races of a run, for remedies
     threads.py          races between threads of a block on device memory, where TileScale inserts no barriers
+    iterations.py       races between iterations of a parallel loop
     initialization.py   uninitialized reads
     replicas.py         replicas that differ
     outputs.py          remarks: outputs written in part, tensors that became different between units
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilescale.backends.emulator.checks.initialization import Initialization
+from tilescale.backends.emulator.checks.iterations import Iterations
 from tilescale.backends.emulator.checks.outputs import Outputs
 from tilescale.backends.emulator.checks.races import Races
 from tilescale.backends.emulator.checks.replicas import Replicas
@@ -25,7 +27,7 @@ from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.errors import UsageError, check_type
 
 _CHECKS: dict[str, tuple[type[Observer], ...]] = {
-    "races": (Races, Threads),
+    "races": (Races, Threads, Iterations),
     "uninitialized": (Initialization,),
     "replicas": (Replicas,),
     "outputs": (Outputs,),

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from tilescale.backends.emulator.checks.text import Box
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.execute.frame import Frame
+    from tilescale.backends.emulator.interpret.buffers import Home
 
 
 class Shadow:
@@ -122,3 +127,15 @@ class Memory(Generic[S]):
 
     def __iter__(self) -> Iterator[S]:
         return (shadow for _, shadow in self._shadows.values())
+
+
+def touched_cells(frame: Frame, home: Home, numbers: np.ndarray, index: Any, items: np.ndarray) -> np.ndarray:
+    """The cell that each of some threads, iterations, or elements of a tile touches; fewer cells where one touches none
+    or several.
+    """
+    if home.of_tile or (isinstance(index, tuple) and index):
+        cells = np.asarray(numbers[index])
+        return cells.reshape(-1) if cells.ndim else np.broadcast_to(cells, items.shape)
+    if any(n not in (1, m) for n, m in itertools.zip_longest(numbers.shape, frame.space)):
+        return np.empty(0, int)
+    return np.broadcast_to(numbers, frame.space).reshape(-1)[items]

@@ -26,7 +26,7 @@ from tilelang_core import ir
 from tilelang_core.layouts import TileLayout, inferred
 from tilescale.backends.base import text_target
 from tilescale.backends.emulator.checks.explain import VERBS
-from tilescale.backends.emulator.checks.shadow import Memory, Shadow
+from tilescale.backends.emulator.checks.shadow import Memory, Shadow, touched_cells
 from tilescale.backends.emulator.checks.text import declared_name, owner_of, region_text
 from tilescale.backends.emulator.execute.frame import active
 from tilescale.backends.emulator.execute.observe import READ, WRITE, Observer
@@ -166,7 +166,7 @@ class Threads(Observer):
         if known is None or (known is not _EACH and (home.apart or frame.own is not None)):
             return None
         items = np.arange(known.items) if home.of_tile else np.flatnonzero(active(frame))
-        cells = _touched(frame, home, numbers, index, items)
+        cells = touched_cells(frame, home, numbers, index, items)
         if cells.size != items.size:
             return None  # some of them are out of bounds
         if known is _EACH:
@@ -256,18 +256,6 @@ class Threads(Observer):
         )
         error.located = True
         return error
-
-
-def _touched(frame: Frame, home: Home, numbers: np.ndarray, index: Any, items: np.ndarray) -> np.ndarray:
-    """The cell that each of some threads, iterations, or elements of a tile touches; fewer cells where one touches none
-    or several.
-    """
-    if home.of_tile or (isinstance(index, tuple) and index):
-        cells = np.asarray(numbers[index])
-        return cells.reshape(-1) if cells.ndim else np.broadcast_to(cells, items.shape)
-    if any(n not in (1, m) for n, m in itertools.zip_longest(numbers.shape, frame.space)):
-        return np.empty(0, int)
-    return np.broadcast_to(numbers, frame.space).reshape(-1)[items]
 
 
 def _distributions(run: Run, tensors: set[int]) -> Iterator[tuple[ir.Stmt, ThreadDistribution]]:

@@ -86,6 +86,12 @@ class Observer:
             index: any numpy index; `()` for the whole.
         """
 
+    def iterates(self, frame: Actor) -> None:
+        """A unit begins to execute a nest of parallel loops."""
+
+    def collides(self, frame: Actor, home: Access, array: np.ndarray, index: Any) -> None:
+        """Threads, or iterations of parallel loops, have stored different values to the elements `array[index]`."""
+
     def accesses_private(self, frame: Actor, home: Access, kind: str, buffer: Any, index: tuple) -> None:
         """The active threads read or write an element each of a thread-private buffer."""
 

@@ -117,7 +117,9 @@ class Element:
         take = spread(True if frame.mask is None else frame.mask, frame) & self.inside(index, array.shape, frame)
         where = tuple(spread(i, frame)[take] for i in index)
         self.home.touched(frame, WRITE, array, where)
-        array[where] = spread(value, frame)[take]
+        values = spread(value, frame)[take]
+        array[where] = values
+        self.home.stored(frame, array, where, values)
 
     def touched(self, frame: Frame, kind: str, array: np.ndarray, index: tuple, inside: Any = True) -> None:
         """Report an access to the elements at `index` that are active and `inside` to the observers."""

@@ -349,6 +349,8 @@ def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
         for axis, (slot, n) in enumerate(zip(slots, space, strict=True)):
             indices = _axis(n, axis, len(space))
             frame.slots[slot] = indices + np.int32(first[axis]) if first[axis] else indices
+        for observer in frame.run.observers:
+            observer.iterates(frame)
         over_all(frame)
         frame.space, frame.mask, frame.dead, frame.broken = saved
 

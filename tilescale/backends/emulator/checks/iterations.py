@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: MIT
+"""Races between iterations of one parallel loop, on tiles in shared memory and on device memory.
+
+The iterations are executed by threads in no order, but the emulator evaluates each statement of the body for all of
+them at once. A race is reported where an iteration loads an element that another one stores, or both store it, unless
+they store the same value. TileLang inserts a barrier between two statements of a body for a tile in shared memory: it
+orders them if each thread executes at most one iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilelang_core import ir
+from tilelang_core.accesses import BufferAccess
+from tilescale.backends.emulator.checks.explain import VERBS
+from tilescale.backends.emulator.checks.shadow import Memory, Shadow, touched_cells
+from tilescale.backends.emulator.checks.text import declared_name, owner_of, region_text
+from tilescale.backends.emulator.execute.frame import active
+from tilescale.backends.emulator.execute.observe import READ, WRITE, Observer
+from tilescale.errors import RaceError
+from tilescale.program.fragments import accesses_in
+from tilescale.program.parallel_loops import loops_of
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.execute.frame import Frame
+    from tilescale.backends.emulator.interpret.buffers import Home
+    from tilescale.backends.emulator.run import Run
+
+_SEVERAL = -1
+"""Marks a cell that more than one iteration loads."""
+
+
+class Iterations(Observer):
+    """Raises a RaceError at the second of two racing accesses by iterations of a parallel loop."""
+
+    def starts(self, run: Run) -> None:
+        self._run = run
+        last = np.dtype([("execution", "i4"), ("iteration", "i4"), ("place", "i4")])
+        cell = np.dtype([("loaded", last), ("stored", last)])
+        self._memory: Memory[Shadow] = Memory(lambda owner, given: Shadow(owner, cell))
+        self._execution = 0
+        self._places: list[Home] = []
+        self._place_of: dict[Home, int] = {}
+        self._dependent: dict[ir.Stmt, tuple[set[int], set[int]]] = {}
+
+    def looks_at(self, home: Home) -> bool:
+        loops = [] if home.of_tile or not home.shared else loops_of(home.step)
+        return bool(loops) and home.root in self._roots(home)[0]
+
+    def _roots(self, home: Home) -> tuple[set[int], set[int]]:
+        """The memory whose elements several iterations of a loop may use, and that of it where one statement does."""
+        if home.step not in self._dependent:
+            variables = [loop.loop_var for loop in loops_of(home.step)]
+            whole = self._shared(accesses_in(home.step), variables)
+            statements = (accesses_in(s) for s in ir.statements(home.step) if not any(ir.children(s)))
+            self._dependent[home.step] = whole, {root for s in statements for root in self._shared(s, variables)}
+        return self._dependent[home.step]
+
+    def _shared(self, found: Iterable[BufferAccess], variables: list[ir.Var]) -> set[int]:
+        """The memory that is stored to, other than at one index that differs between all iterations."""
+        by_root: dict[int, list[BufferAccess]] = {}
+        for access in found:
+            compiler = self._run.compiler
+            by_root.setdefault(compiler.root(compiler.slot(access.buffer.data)), []).append(access)
+        return {root for root, some in by_root.items() if any(a.writes for a in some) and not _own(some, variables)}
+
+    def iterates(self, frame: Frame) -> None:
+        self._execution += 1
+
+    def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
+        if array.size == 0 or kind not in (READ, WRITE) or self._orders(frame, home):
+            return
+        shadow, items = self._memory.of(array), np.flatnonzero(active(frame))
+        cells = touched_cells(frame, home, shadow.numbers(array), index, items)
+        if cells.size == items.size:
+            self._record(frame, home, kind, shadow, cells, items)
+
+    def _orders(self, frame: Frame, home: Home) -> bool:
+        """Whether barriers between the statements of the body order all iterations."""
+        threads = frame.threads if frame.own is None else np.count_nonzero(frame.own)
+        return not home.guarded and home.root not in self._roots(home)[1] and np.prod(frame.space) <= threads
+
+    def _record(
+        self, frame: Frame, home: Home, kind: str, shadow: Shadow, cells: np.ndarray, items: np.ndarray
+    ) -> None:
+        """Note an access.
+
+        Raises:
+            RaceError: another iteration has stored an element of it, or it stores one that another has loaded.
+        """
+        for earlier, verb in (("stored", WRITE), ("loaded", READ))[: 1 + (kind == WRITE)]:
+            last = shadow.cells[earlier][cells]
+            hit = cells[(last["execution"] == self._execution) & (last["iteration"] != items)]
+            if hit.size:
+                first = self._places[shadow.cells[earlier]["place"][hit[0]]]
+                raise self._error(frame, (first, verb), (home, kind), shadow, hit)
+        last = shadow.cells["stored" if kind == WRITE else "loaded"]
+        again = (last["execution"][cells] == self._execution) & (last["iteration"][cells] != items)
+        last["iteration"][cells] = np.where(again, _SEVERAL, items)
+        last["execution"][cells], last["place"][cells] = self._execution, self._place(home)
+        several = cells[last["iteration"][cells] != items]
+        if kind == WRITE:
+            last["execution"][several] = 0  # they store the same value, or `stored` reports them
+        else:
+            last["iteration"][several] = _SEVERAL
+
+    def collides(self, frame: Frame, home: Home, array: np.ndarray, index: Any) -> None:
+        shadow = self._memory.of(array)
+        raise self._error(frame, (home, WRITE), (home, WRITE), shadow, np.asarray(shadow.numbers(array)[index]))
+
+    def _place(self, home: Home) -> int:
+        if home not in self._place_of:
+            self._place_of[home] = len(self._places)
+            self._places.append(home)
+        return self._place_of[home]
+
+    def _error(
+        self, frame: Frame, first: tuple[Home, str], second: tuple[Home, str], shadow: Shadow, cells: np.ndarray
+    ) -> RaceError:
+        home = second[0]
+        region = region_text(declared_name(self._run, home), shadow.around(cells))
+        holder = owner_of(frame.unit, home.root, shadow.owner)
+        place = f" of {holder}" if holder is not None and holder.level else ""
+        acts = " and another iteration ".join(f"{VERBS[kind]} it" for _, kind in (first, second))
+        hint = "iterations of T.Parallel run in no order: store to another tile than the loop loads"
+        if first[1] == second[1] == WRITE:
+            hint = "iterations of T.Parallel run in no order: store each element in one of them, or add by T.atomic_add"
+        places = dict.fromkeys((place.where, kind) for place, kind in (first, second) if place.where)
+        error = RaceError(
+            f"{region}{place}: an iteration of {frame.unit} {acts}, in one parallel loop",
+            hint=hint,
+            where=[replace(where, what=f"{VERBS[kind]} here") for where, kind in places],
+        )
+        error.located = True
+        return error
+
+
+def _own(accesses: list[BufferAccess], variables: list[ir.Var]) -> bool:
+    """Whether all accesses are of one element, another one for each iteration."""
+    first = accesses[0].begins
+    if first is None or any(a.begins is None or not _alike(a.begins, first) for a in accesses):
+        return False
+    return all(any(n.same_as(v) for n in first) for v in variables)
+
+
+def _alike(one: tuple[ir.PrimExpr, ...], other: tuple[ir.PrimExpr, ...]) -> bool:
+    return len(one) == len(other) and all(map(ir.same, one, other))
