@@ -43,6 +43,8 @@
     merged_remainders.py   indices with several remainders, in a form that it does not merge
     uneven_copies.py       copies between tiles of different extents, in a form that all instructions take
     loop_invariants.py     index arithmetic that nvcc leaves in loops, before them
+    partial_layouts.py     fragments of which TileLang leaves out elements: an error
+    formulas.py            integer expressions as Python functions
     loop_ranges.py         the ranges of variables of loops and threads
     zero_trip_loops.py     waits and barriers of loops and branches that are not executed
     source_rewrites.py     rewrites of generated text, part of the key of compiled kernels

@@ -32,6 +32,7 @@ from tilelang_core.loop_tiles import with_tiles_in_loops
 from tilelang_core.lru import LruCache
 from tilelang_core.merged_remainders import with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags
+from tilelang_core.partial_layouts import with_whole_layouts
 from tilelang_core.prover import proving
 from tilelang_core.rewrite import COMPOSED, renamed
 from tilelang_core.single_trip_loops import with_kept_extents
@@ -121,9 +122,10 @@ def _lowering(func: tirx.PrimFunc) -> Iterator[None]:
     """Within the block stock TileLang lowers a function for us. Only mends of faults change text of plain programs."""
     remainders = rewriting("FlattenBuffer", with_kept_remainders)
     invariants = rewriting("HoistBroadcastValues", with_hoisted_invariants, after=True)
+    layouts = rewriting("LayoutInference", with_whole_layouts, after=True)
     tiles = rewriting("MergeSharedMemoryAllocations", with_tiles_in_loops)
     composed = invariants if _is_composed(func) else contextlib.nullcontext()
-    with logs.following(), remainders, composed, tiles, proving():
+    with logs.following(), layouts, remainders, composed, tiles, proving():
         yield
 
 

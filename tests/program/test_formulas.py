@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import tilescale.language as T
 from tilelang_core import ir
+from tilelang_core.formulas import formula
 from tilescale.program.extents import evaluate
-from tilescale.program.formulas import formula
 
 NAMES = ("m", "n", "rank")
 VARIABLES = [ir.Var(name, "int32") for name in NAMES]

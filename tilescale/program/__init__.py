@@ -23,7 +23,6 @@
     waiting.py       whether programs of a grid wait for one another
     grids.py         values of expressions in all programs of a grid
     extents.py       symbolic extents, and those in which ranks may differ
-    formulas.py      integer expressions as Python functions
     pointers.py      tensors that are made of addresses
     source.py        programs as source text of the language
     expressions.py   expressions and tile arguments as such text

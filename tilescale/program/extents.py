@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tilelang_core import ir
+from tilelang_core.formulas import formula
 from tilescale.errors import ArgumentError
 from tilescale.program.effects import phases, statements
-from tilescale.program.formulas import formula
 from tilescale.program.model import Parameter, Program
 from tilescale.program.operations import Collective, operation
 from tilescale.program.ops import ALL_TO_ALL_V

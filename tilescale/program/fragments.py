@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import accesses, ir, tl
+from tilelang_core.formulas import formula, one
 from tilelang_core.layouts import TileLayout
-from tilescale.program.formulas import formula, one
 from tilescale.program.parallel_loops import LENGTHS, VECTOR_BITS, is_fragment, lengths_of, loops_of, vector_lengths
 
 

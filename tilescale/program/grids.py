@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import formulas, ir
 from tilescale.hda import Machine
-from tilescale.program import formulas
 from tilescale.program.extents import evaluate
 from tilescale.program.model import DevicePhase, GridPhase, Launch
 from tilescale.program.operations import Rank, operation

@@ -53,6 +53,13 @@ KNOWN = (
         "read it (T.copy, T.Parallel, T.gemm, T.reduce_sum), or leave it out",
     ),
     KnownError(
+        r"The layout of fragment (\w+) has no place for some elements",
+        UnsupportedError,
+        "some elements of the tile {0} in registers would be lost: TileLang distributes the tile over threads by a "
+        "statement that uses only a part of it, or uses it in a falling order",
+        'use it as a whole and in order, or put it into shared memory (level="l1"), or declare fewer elements',
+    ),
+    KnownError(
         r"Cannot lower a required shared-memory sync inside the then branch",
         UnsupportedError,
         "threads must synchronize inside a loop over a tile in shared memory that not all of them execute",
@@ -109,13 +116,13 @@ def explained(func: ir.PrimFunc, lower: Callable[[ir.PrimFunc], object], where: 
 
 def _meaning(error: Exception) -> TileScaleError:
     """The known error that matches TileLang's message."""
-    if _internal(error):
-        return fault(error)
     said = str(error)
     for known in KNOWN:
         found = re.search(known.part, said, re.DOTALL)
         if found is not None:
             return known.error(known.message.format(*found.groups()), hint=known.hint)
+    if _internal(error):
+        return fault(error)
     first = next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
     hint = "write it differently; the cause of this error has TileLang's whole message"
     return UnsupportedError(f"TileLang cannot compile this: {first[:300]}", hint=hint)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilelang_core.formulas import one
 from tilescale.backends.cuda.running.phases import TensorRegion
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork, run
 from tilescale.errors import Location
-from tilescale.program.formulas import one
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.running.program_context import ProgramContext

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir, tl
+from tilelang_core.formulas import one
 from tilelang_core.tiles import Fill
 from tilescale.backends.cuda.running.collectives import LAUNCHERS, kernels_of
 from tilescale.backends.cuda.running.collectives.setting import Operands, PlacedCollective
@@ -21,7 +22,6 @@ from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.backends.tilelang.lowering.host_step import HostStep
 from tilescale.cost.operations import region_bytes
 from tilescale.program import ops
-from tilescale.program.formulas import one
 from tilescale.program.mesh import Mesh
 from tilescale.program.operations import Collective, Copy, Rank
 

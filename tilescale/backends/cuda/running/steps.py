@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
+from tilelang_core.formulas import formula
 from tilescale.program import extents
-from tilescale.program.formulas import formula
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""Layouts of fragments that have no place for elements which the function uses.
+
+Why: TileLang may infer a layout from an operation on a part of a fragment, or from indices that fall. Elements beyond
+that part then share a place with others, or lie on threads that do not exist, and copies leave them out in silence.
+Before: a function with inferred layouts. After: the same function. Raises ValueError where an access may touch such an
+element.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from tilelang.layout import Fragment
+from tvm import tirx
+
+from tilelang_core import ir
+from tilelang_core.accesses import BufferAccess, accesses_of, span
+from tilelang_core.formulas import formula
+from tilelang_core.loop_ranges import loop_ranges
+
+__all__ = ["with_whole_layouts"]
+
+
+def with_whole_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function, whose fragments have a place for each element that is used.
+
+    Raises:
+        ValueError: one has not.
+    """
+    partial = dict(_partial_layouts(func))
+    if partial:
+        ranges = {var: (extent.min, extent.extent) for var, extent in loop_ranges(func.body).items()}
+        for stmt in ir.statements(func.body):
+            for access in accesses_of(stmt, lambda name: False).accesses:
+                placed = partial.get(access.buffer.data)
+                if placed is not None and not placed[_box(access, placed.shape, ranges)].all():
+                    raise ValueError(f"The layout of fragment {access.buffer.name} has no place for some elements")
+    return func
+
+
+def _partial_layouts(func: tirx.PrimFunc) -> Iterator[tuple[tirx.Var, np.ndarray]]:
+    """Data variables of fragments with partial layouts, and masks of their elements that have a place."""
+    threads = math.prod(_threads(func))
+    blocks = [stmt for stmt in ir.statements(func.body) if isinstance(stmt, tirx.SBlock)]
+    found = {data: given for block in blocks for data, given in block.annotations.get("layout_map", {}).items()}
+    names = [str(data.name) for data in found]
+    layouts = {str(data.name): given for data, given in found.items() if names.count(data.name) == 1}
+    for buffer in (buffer for block in blocks for buffer in block.alloc_buffers):
+        layout, shape = layouts.get(str(buffer.data.name)), ir.constants(buffer.shape)
+        if isinstance(layout, Fragment) and shape is not None:
+            placed = _placed(layout, tuple(shape), threads)
+            if not placed.all():
+                yield buffer.data, placed
+
+
+def _threads(func: tirx.PrimFunc) -> Iterator[int]:
+    """The numbers of threads of a block along each axis."""
+    for stmt in ir.statements(func.body):
+        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent" and "threadIdx" in stmt.node.thread_tag:
+            yield ir.integer(stmt.value)
+
+
+def _placed(layout: Fragment, shape: tuple[int, ...], threads: int) -> np.ndarray:
+    """Mask of the elements of a fragment that its layout gives a place of their own; all, if it is not known."""
+    placed, extents = np.ones(shape, bool), ir.constants(layout.get_input_shape())
+    variables = [getattr(v, "var", v) for v in layout.get_forward_vars()]
+    functions = [formula(e).function for e in (layout.thread, layout.get_linearized_forward_index())]
+    if extents is None or len(extents) != len(shape) or None in functions:
+        return placed
+    known = dict.fromkeys(variables, 0) | dict(zip(variables[-len(shape) :], np.indices(shape), strict=True))
+    try:
+        thread, index = (np.broadcast_to(function(known), shape) for function in functions)
+    except ValueError:  # a minimum or maximum
+        return placed
+    placed &= (thread >= 0) & (thread < threads)
+    placed &= np.all([axis < n for axis, n in zip(np.indices(shape), extents, strict=True)], axis=0)
+    _, number, counts = np.unique(thread * (int(index.max()) + 1) + index, return_inverse=True, return_counts=True)
+    first = np.zeros(placed.size, bool)
+    first[np.unique(number, return_index=True)[1]] = True
+    return placed & (first.reshape(shape) | (counts[number].reshape(shape) == 1))
+
+
+def _box(access: BufferAccess, shape: tuple[int, ...], ranges: dict[tirx.Var, tuple[Any, Any]]) -> tuple[slice, ...]:
+    """The box of elements that an access may touch."""
+    if access.begins is None or access.extents is None:
+        return ()
+    bounds = (_bounds(b, e, ranges) for b, e in zip(access.begins, access.extents, strict=True))
+    return tuple(slice(max(low, 0), high) for low, high in bounds)
+
+
+def _bounds(begin: Any, extent: Any, ranges: dict[tirx.Var, tuple[Any, Any]]) -> tuple[int, int | None]:
+    found = span(begin, extent, ranges)
+    low, high = map(ir.constant, found) if found is not None else (None, None)
+    return low or 0, high
