@@ -97,6 +97,7 @@ class MemoryLayer:
     sustained: float | None = spec("bandwidth", "what well-tuned programs reach; else the peak", default=None)
     latency: float = spec("time", "from a load to its value", default=0.0)
     per_program: float | None = spec("bandwidth", "what one program reaches alone; else all", default=None)
+    fill: float | None = spec("bandwidth", "zeros of one program's bulk loads, outside of a tensor", default=None)
     per_program_max: int | None = spec("size", "what one program may take; else all", default=None)
     per_thread_max: int | None = spec("size", "what one thread may take", default=None)
     reserved_per_program: int = spec("size", "taken from each resident program on top of what it asks", default=0)

@@ -65,11 +65,13 @@ class TorchGemms(NamedTuple):
         splits: most splits of K, where tiles do not fill a wave. A library with splits also balances half of a last
             wave that is not full.
         time: of its largest tiles, relative to ours.
+        whole: whether blocks load whole tiles, also for few rows.
     """
 
     tiles: tuple[tuple[int, int, float], ...]
     splits: int
     time: float
+    whole: bool = False
 
 
 CUBLAS = TorchGemms(
@@ -80,7 +82,7 @@ CUBLAS = TorchGemms(
 )
 """For two-byte types."""
 
-ROWWISE = TorchGemms(((64, 128, 0.55), (128, 128, 1.0)), splits=1, time=1.06)
+ROWWISE = TorchGemms(((64, 128, 0.55), (128, 128, 1.0)), splits=1, time=1.06, whole=True)
 """For float8 with a scale for each row: up to 128 rows times 3840 x 7680 take 22 us on an H200, the time of one tile
 over all of K. The time is that of least error for sequential GEMMs of `benchmarks/results/any_shape.json`. Overlap does
 not compensate for the library's rate if little is moved for many operations: 10526 rows times 20480 x 7168 on two H200
@@ -164,7 +166,10 @@ def _by_library(machine: Machine, job: CollectiveGemm, rows: int, N: int) -> flo
         balanced = max(waves, 1.0) if library.splits > 1 else math.ceil(waves)
         waves = (math.ceil(waves) + balanced) / 2
         adding_up = (splits > 1) * (waits + 2 * splits * rows * N * PARTIAL_BYTES / cache)
-        return waves * 2 * m * n * job.K / splits / (rate * relative) + waits + adding_up
+        tile = 2 * m * n * job.K / splits / (rate * relative)
+        if library.whole:
+            tile = _tile(machine, tile, (m, n), rows, job, tiles <= places)
+        return waves * tile + waits + adding_up
 
     fastest = min(seconds(*tile, splits) for tile in library.tiles for splits in range(1, library.splits + 1))
     return max(fastest, _reading(machine, moved))
@@ -288,8 +293,25 @@ def _work(
     count = shards * math.ceil(rows / tiles.m) * math.ceil(N / products / tiles.n)
     rate = rate_of(machine, dtype_name(job.dtype)) / places * tiles.rate
     rate *= SCALED_RATE if job.dtype.itemsize == 1 else 1.0
+    multiplied = 2 * tiles.m * tiles.n * products * job.K / rate
+    tile = _tile(machine, multiplied, (tiles.m, products * tiles.n), rows, job, count <= places)
     read = _reading(machine, shards * N * job.K * job.dtype.itemsize)
-    return TileWork(count, 2 * tiles.m * tiles.n * products * job.K / rate, places, read / count)
+    return TileWork(count, tile, places, read / count)
+
+
+def _tile(
+    machine: Machine, multiplied: float, tile: tuple[int, int], rows: int, job: CollectiveGemm, concurrent: bool
+) -> float:
+    """Seconds of a tile that is multiplied in `multiplied`, and loaded meanwhile. The last tiles of `rows` rows are
+    filled with zeros; of concurrent tiles these count, else the mean."""
+    memory, row_bytes = machine.layer_for("global"), job.K * job.dtype.itemsize
+    if memory.per_program is None or memory.fill is None:
+        return multiplied
+    per_row, per_zero = row_bytes / memory.per_program, row_bytes / memory.fill
+    zeros = -rows % tile[0]
+    whole = max(multiplied, sum(tile) * per_row)
+    cut = max(multiplied, (sum(tile) - zeros) * per_row + zeros * per_zero)
+    return whole + (cut - whole) * (1.0 if concurrent else 1 / math.ceil(rows / tile[0]))
 
 
 def _reading(machine: Machine, nbytes: int) -> float:
