@@ -216,6 +216,21 @@ def test_several_numbers_of_an_iteration_come_one_after_another():
         assert Y[step * 64 : step * 64 + 64].tolist() == mine.tolist()
 
 
+def test_loops_of_one_iteration_are_left_out():
+    @T.prim_func
+    def program(X: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=1):
+            T.rng_init(1)
+            for i, j in T.Parallel(1, 64):
+                if i * 64 + j < 64:
+                    X[i * 64 + j] = T.rng_rand_float(dist="normal")
+
+    X = torch.zeros(64)
+    tilescale.emulate(program, [X])
+    made, which = seeded(Philox, 1, 1, 0, 0)
+    assert X.tolist() == np.concatenate([made.vector("normal", F32, 4, which) for _ in range(16)])[:, 0].tolist()
+
+
 def test_fragments_and_unknown_extents():
     @T.prim_func
     def program(X: T.Tensor((512,), "float32"), Y: T.Tensor((512,), "float32"), n: T.int32):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
+from tilelang_core.layouts import TileLayout
 from tilelang_core.random_draws import CALLS, RandomDraws, random_draws
 from tilescale.backends.base import text_target
 from tilescale.backends.emulator.execute.frame import Frame, active, spread
@@ -49,19 +50,16 @@ class DrawOrder:
         Raises:
             UnsupportedError: it is not known.
         """
-        launch, nest = compiler.launch, loops_of(compiler.step)
+        launch, step = compiler.launch, compiler.step
         calls: list[ir.Call] = []
-        ir.walk(compiler.step, lambda node: calls.append(node) if ir.op_name(node) in CALLS else None)
-        inner = [stmt for stmt in ir.statements(nest[-1].body) if isinstance(stmt, ir.For | ir.While)]
+        ir.walk(step, lambda node: calls.append(node) if ir.op_name(node) in CALLS else None)
+        inner = [stmt for stmt in ir.statements(loops_of(step)[-1].body) if isinstance(stmt, ir.For | ir.While)]
         in_rounds = len(calls) > 1 or bool(inner)
         alone = compiler.executing == compiler.machine.program_level and not compiler.threads_apart
         if alone and launch.thread_count == launch.threads[0]:
-            known = draws_of(compiler).loops.get(call)
-            if known is not None and not any(ir.constant(loop.min) for loop in nest):
-                names = dict(zip(known.layout.indices, [loop.loop_var for loop in nest], strict=True))
-                parts = (ir.substitute(part, names) for part in (known.layout.thread, known.layout.position))
-                return cls(*map(compiler.expr, parts), known.lanes, in_rounds)
-            spread_out = ThreadDistribution.of(compiler.step, launch.thread_count, ())
+            if (known := draws_of(compiler).loops.get(call)) and (parts := _parts(compiler, known.layout)):
+                return cls(*parts, known.lanes, in_rounds)
+            spread_out = ThreadDistribution.of(step, launch.thread_count, ())
             if spread_out is not None and spread_out.lengths == (1,):
                 return cls(*_one_by_one(launch.thread_count), 1, in_rounds)
         raise UnsupportedError(
@@ -93,6 +91,20 @@ class DrawOrder:
         found = np.zeros(frame.space, values.dtype)
         found.reshape(-1)[items] = values[rank, threads]
         return found
+
+
+def _parts(compiler: Compiler, layout: TileLayout) -> tuple[Closure, Closure] | None:
+    """The thread and the position of an iteration by the layout of a nest; None of a nest that begins elsewhere than
+    at 0.
+    """
+    nest = loops_of(compiler.step)
+    if len(layout.indices) < len(nest):  # TileLang leaves out loops of one iteration
+        nest = [loop for loop in nest if ir.constant(loop.extent) != 1]
+    if layout.thread is None or len(layout.indices) != len(nest) or any(ir.constant(loop.min) != 0 for loop in nest):
+        return None
+    names = dict(zip(layout.indices, [loop.loop_var for loop in nest], strict=True))
+    thread, position = (ir.substitute(part, names) for part in (layout.thread, layout.position))
+    return compiler.expr(thread), compiler.expr(position)
 
 
 def _one_by_one(threads: int) -> tuple[Closure, Closure]:
