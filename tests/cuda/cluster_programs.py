@@ -282,6 +282,21 @@ def epilogue(size: int = 2, bm: int = 128, bn: int = 64, bk: int = 32, steps: in
     return whole_tiles
 
 
+def conditional() -> Any:
+    """A tile is stored where an argument says so."""
+
+    @T.prim_func
+    def stored_or_not(A: T.Tensor((256, 32), "float16"), C: T.Tensor((256, 32), "float16"), n: T.int32):
+        with T.Kernel(cta_cluster=2, block=4, threads=128):
+            with T.Scale("cta_cluster") as (cluster, _):
+                a = T.alloc((128, 32), "float16")
+                T.copy(A[cluster * 128, 0], a)
+                if n > 0:
+                    T.copy(a, C[cluster * 128, 0])
+
+    return stored_or_not
+
+
 def variables(size: int = 4, clusters: int = 2) -> Any:
     """Programs keep their own values through a region of their cluster, and share single elements of its tile."""
     blocks = size * clusters

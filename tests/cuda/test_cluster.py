@@ -54,6 +54,11 @@ def test_a_cluster_begins_and_ends_together(name):
     assert body.rindex("tilescale::cluster_barrier();") > max(touches)
 
 
+def test_a_branch_of_a_cluster_needs_no_else():
+    stored = re.search(r"if \(0 < n\) \{\n.*?tma_store\(", source(programs.conditional()), re.S)
+    assert stored is not None and "else" not in stored[0]
+
+
 def test_tiles_that_peers_touch_share_no_memory_with_others():
     """`put` is written by a program that may be ahead: while this one still uses `early`."""
 

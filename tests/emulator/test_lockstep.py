@@ -32,6 +32,8 @@ def normalized(
         for step in T.serial(2):
             for i in T.Parallel(COLUMNS):
                 x[i] = T.if_then_else(x[i] > 0, T.exp(x[i] - greatest[0]) * scale, x[i] * step)
+            if step == 1:
+                greatest[0] = greatest[0] * 2
         greatest[0] = greatest[0] + bx
         for i in T.Parallel(COLUMNS):
             if i < COLUMNS - 1:

@@ -217,7 +217,8 @@ class _Rewriter:
     def _branch(self, stmt: ir.IfThenElse) -> ir.Stmt:
         sides = [side for side in (stmt.then_case, stmt.else_case) if side is not None]
         if self._is_uniform(stmt.condition):
-            return tir.at(ir.IfThenElse(stmt.condition, *map(self.statement, sides)), like=stmt)
+            cases = [None if side is None else self.statement(side) for side in (stmt.then_case, stmt.else_case)]
+            return tir.at(ir.IfThenElse(stmt.condition, *cases), like=stmt)
         if not ir.contains(stmt, _is_shared_out):
             return self._of_all(stmt)
         if not ir.variables(stmt.condition) <= self.threads or ir.contains(stmt.condition, _loads):

@@ -243,9 +243,8 @@ class ClusterUnit(ClusterStage):
             return self._bind(stmt)
         if isinstance(stmt, ir.IfThenElse):
             condition = ir.Var("condition", "bool")
-            cases = [c for c in (stmt.then_case, stmt.else_case) if c is not None]
-            branch = ir.IfThenElse(condition, *(tir.sequence(self.statements(c)) for c in cases))
-            return [*self._bind(ir.Bind(condition, stmt.condition)), branch]
+            cases = [None if c is None else tir.sequence(self.statements(c)) for c in (stmt.then_case, stmt.else_case)]
+            return [*self._bind(ir.Bind(condition, stmt.condition)), ir.IfThenElse(condition, *cases)]
         if isinstance(stmt, ir.For):
             return self._parallel(stmt) if stmt.kind == ir.ForKind.PARALLEL else self._loop(stmt)
         if isinstance(stmt, ir.BufferStore):
