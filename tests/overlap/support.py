@@ -32,6 +32,7 @@ def overlapped(
     chunk: int | None = None,
     carrier: str | None = None,
     ordered: bool = True,
+    local: str | None = None,
     kept: Sequence[str] = (),
 ) -> tuple[Any, Schedule]:
     """A program with every possible collective overlapped, whether or not it pays.
@@ -49,6 +50,7 @@ def overlapped(
             chunk=chunk,
             carrier=carrier if site.name in REDUCTIONS else None,
             ordered=ordered,
+            local=local,
         )
         for site in found
     ]

@@ -11,7 +11,8 @@ import tilescale.language as T
 from tests.overlap.support import H200, check_same, overlapped
 from tests.overlap.test_gather import is_wait
 from tilelang_core import rewrite as tir
-from tilescale.errors import RaceError, UninitializedReadError
+from tilescale.errors import RaceError, UninitializedReadError, UsageError
+from tilescale.passes.overlap.schedule import Move
 
 DEVICES, WIDE, TILE = 4, 8, 4
 
@@ -186,3 +187,70 @@ def test_what_likely_rows_do_not_pay_for_stays_in_order():
     (move,) = tilescale.compile(PROGRAMS["gather"], machine=H200, schedule="overlap").moves.moves
     assert not move.overlapped and move.why == "it does not pay"
     assert move.in_order_s is not None
+
+
+# -- local rows --------------------------------------------------------------------------------------------------------
+
+
+def test_local_rows_are_read_from_the_source():
+    changed, schedule = overlapped(PROGRAMS["gather"], chunk=8, local="source")
+    assert "local rows from the source" in str(schedule)
+    text = changed.script()
+    local, others = text.partition("if part == 0:")[2].split("else:")
+    assert "T.region(X[" in local and "gathered" not in local
+    assert "T.region(gathered[" in others and "T.region(X[" not in others
+    assert "all_gather" not in text and "Y[device_rank, " in local
+    for rows in ROWS:
+        check_same(PROGRAMS["gather"], changed, arguments(PROGRAMS["gather"], rows), seeds=(None, 1))
+
+
+def visible(*, swizzles: bool = False, again: bool = False) -> Any:
+    """A gather into an argument; or into a workspace, by a program that swizzles its blocks, or has two grids."""
+    rows = T.dynamic("rows")
+    whole = (DEVICES, rows, WIDE)
+
+    @T.prim_func
+    def f(X: T.Tensor((1, rows, WIDE), "float32"), Y: T.Tensor(whole, "float32")):
+        with T.Kernel(device=DEVICES, block=(T.ceildiv(rows, TILE), DEVICES), threads=32) as (tile, part):
+            gathered = T.alloc(whole, "float32", level="l2")
+            x, y = (T.alloc((TILE, WIDE), "float32", level="l1") for _ in range(2))
+            if swizzles or again:
+                with T.Scale("device"):
+                    T.all_gather(X, gathered, dim=0)
+                with T.Scale("device"), T.Scale("block"):
+                    if swizzles:
+                        T.use_swizzle(4)
+                    T.copy(gathered[part, tile * TILE, 0], x)
+                    T.copy(x, Y[part, tile * TILE, 0])
+                if again:
+                    with T.Scale("device"), T.Scale("block"):
+                        T.copy(gathered[part, tile * TILE, 0], y)
+                        T.copy(y, Y[part, tile * TILE, 0])
+            else:
+                with T.Scale("device"):
+                    T.all_gather(X, Y, dim=0)
+                with T.Scale("device"), T.Scale("block"):
+                    T.copy(Y[part, tile * TILE, 0], x)
+
+    return f
+
+
+@pytest.mark.parametrize(
+    ("func", "reason"),
+    [
+        (visible(), "'Y' is an argument, which the caller sees"),
+        (visible(swizzles=True), "the program sets the order of its blocks itself"),
+        (visible(again=True), "several grids read it"),
+        (gather(last=False), "the last axis of the grid is not that of the parts"),
+    ],
+)
+def test_local_rows_are_copied_where_more_is_known_to_read_them(func: Any, reason: str):
+    changed, schedule = overlapped(func, chunk=8, local="source")
+    assert f"local rows are copied: {reason}" in str(schedule)
+    assert schedule.moves[0].local is None
+    check_same(func, changed, arguments(func, 10), seeds=(None, 1))
+
+
+def test_other_sources_are_refused():
+    with pytest.raises(UsageError, match="it is 'source'"):
+        Move("all_gather", ("X", "Y"), local="copy")

@@ -12,6 +12,7 @@
     chunks.py               rows that are sent together, and their flags
     tile_order.py           the order of a grid's tiles
     gather.py               all_gather -> grid
+    local_rows.py           all_gather -> grid: local rows where they are
     prefetch.py             all_gather in a layer loop -> grid: one layer ahead
     columns.py              all_gather along columns -> grid
     scatter.py              grid -> reduce_scatter, grid -> allreduce

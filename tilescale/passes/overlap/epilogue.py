@@ -22,6 +22,7 @@ from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import ArrivalReduce, copy, whole
 from tilescale.passes.overlap.rewriter import LaunchRewriter, rank_of
+from tilescale.passes.overlap.tile_order import sets_order
 from tilescale.program.model import bytes_of, location
 
 
@@ -98,7 +99,7 @@ def _check(use: TensorUse, arrivals: ArrivalReduce, tile: ir.Buffer, uses: Acces
     """Raise Declined if a tile has rows of several chunks, or if it does not fit."""
     if arrivals.chunks.span(use, uses, arrivals.level) != (1, True):
         raise Declined("a tile has rows of several chunks", location(use.stmts[0]))
-    if ir.contains(use.phase.stmt, lambda n: isinstance(n, ir.AttrStmt) and str(n.attr_key) == tir.BLOCK_ORDER):
+    if sets_order(use.phase):
         raise Declined("the program sets the order of its blocks itself", use.launch.where)
     machine, launch = uses.machine, use.launch
     room = machine.capacity(machine.layer_for("fragment").name, launch.thread_count)

@@ -10,6 +10,7 @@ is used outside of grids, and the cases of `legality.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from tilescale.passes.overlap.chunks import RowChunks, flag, put
 from tilescale.passes.overlap.columns import overlap_columns
 from tilescale.passes.overlap.estimate import RowTransport, align, choose_chunk, gathered, in_order
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting
+from tilescale.passes.overlap.local_rows import check_source, split_by_source
 from tilescale.passes.overlap.partition import Partition, same_extents
 from tilescale.passes.overlap.producers_consumers import check_some, readers_of
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
@@ -72,15 +74,33 @@ def overlap_gather(
     rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
     chunks = RowChunks(rows, chunk)
     flags = rewriter.alloc_flags(f"{rows.buffer.name}_here", chunks.shape)
-    started = _started(gather, flags, chunk, in_place=is_behind_waiting(mine, graph))
-    rewriter.statements.append((site.stmt, tir.sequence(located(started, site.stmt))))
-    for use in gather.readers:
-        rewriter.before(use.stmts[0], chunks.waits(use, uses, gather.level, flags))
     move.why = "each tile waits for the rows that it reads"
-    first = gather.readers[0]
-    tiles = tiles_in(ArrivalOrder(), first, rows, uses, move, gather.level)
-    rewriter.phases.append((first.phase, (with_tiles(first.phase, tiles, rewriter),)))
+    for use in readers:
+        rewriter.before(use.stmts[0], chunks.waits(use, uses, gather.level, flags))
+    first = readers[0]
+    if _reads_source(gather, move):
+        started = chunks.to_others(gather.level, _send(gather, chunks, flags))
+        changed = split_by_source(first, site, rewriter)
+    else:
+        started = _started(gather, flags, chunk, in_place=is_behind_waiting(mine, graph))
+        changed = with_tiles(first.phase, tiles_in(ArrivalOrder(), first, rows, uses, move, gather.level), rewriter)
+    rewriter.statements.append((site.stmt, tir.sequence(located(started, site.stmt))))
+    rewriter.phases.append((first.phase, (changed,)))
     return rewriter.apply()
+
+
+def _reads_source(gather: _SplitGather, move: Move) -> bool:
+    """Whether tiles read local rows from the source, as `move` asks; it records that."""
+    if move.local is None:
+        return False
+    try:
+        check_source(gather.site, gather.readers, gather.uses)
+    except Declined as reason:
+        move.local = None
+        move.why += f"; local rows are copied: {reason.reason}"
+        return False
+    move.why += ", local rows from the source"
+    return True
 
 
 def rows_of(site: CollectiveSite, uses: AccessMaps) -> Partition:
@@ -139,6 +159,15 @@ def _started(gather: _SplitGather, flags: ir.Buffer, chunk: int, *, in_place: bo
 def _sent(gather: _SplitGather, chunks: RowChunks, here: ir.Buffer) -> list[ir.Stmt]:
     """Copies of chunks that are not whole indices of the first dimension, and of the local part into the result."""
     made, rows = gather.site.made, gather.rows
+    rank, rank_is = rank_of(made.level)
+    home = copy(made.source, rows.region(rank, 0, rows.height, "w"))
+    sent = chunks.to_others(made.level, _send(gather, chunks, here))
+    return [*sent, rank_is, home, *chunks.told(here, rank)]
+
+
+def _send(gather: _SplitGather, chunks: RowChunks, here: ir.Buffer) -> Callable[[Any, Any, Any], ir.Stmt]:
+    """The copy of a chunk of a rank's rows to a peer."""
+    made, rows = gather.site.made, gather.rows
     source, begins, extents = ir.region_parts(made.source)
     leading = len(extents) - len(rows.buffer.shape) + rows.slots
 
@@ -154,6 +183,4 @@ def _sent(gather: _SplitGather, chunks: RowChunks, here: ir.Buffer) -> list[ir.S
         first, count = chunk * chunks.rows, chunks.count(chunk)
         return put(made.level, some(first, count), rows.region(rank, first, count, "w"), peer, flag(here, rank, chunk))
 
-    rank, rank_is = rank_of(made.level)
-    home = copy(made.source, rows.region(rank, 0, rows.height, "w"))
-    return [*chunks.to_others(made.level, part), rank_is, home, *chunks.told(here, rank)]
+    return part

@@ -59,7 +59,10 @@ def overlap(func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = Non
     symbolic = likely_extents(program) if moves else {}
     if symbolic:
         likely = overlap(tir.with_values(func, symbolic), machine, schedule)[1].moves
-        moves = [replace(m, adds=own.adds, ordered=own.ordered) for m, own in zip(likely, moves, strict=True)]
+        moves = [
+            replace(m, adds=own.adds, ordered=own.ordered, local=own.local)
+            for m, own in zip(likely, moves, strict=True)
+        ]
     state = _RewriteState(func, machine, by_cost=schedule is None and not symbolic, symbolic=symbolic)
     for move in moves:
         state.take(move)
@@ -77,7 +80,10 @@ def _asked(schedule: Schedule, moves: list[Move]) -> list[Move]:
     for move in schedule.moves:
         _check_fields(move)
     return [
-        Move(m.collective, m.tensors, m.overlapped, m.chunk, m.carrier, m.adds, m.wire, m.ordered, mine.where)
+        Move(
+            *(m.collective, m.tensors, m.overlapped, m.chunk, m.carrier, m.adds, m.wire, m.ordered, mine.where),
+            local=m.local,
+        )
         for m, mine in zip(schedule.moves, moves, strict=True)
     ]
 

@@ -17,6 +17,8 @@ QUEUE, TILES, GRID = "queue", "tiles", "grid"
 """Carriers of rows: the copy queue of a device, or the tiles that produce them. Reducers: the tiles, or a grid after
 them."""
 
+SOURCE = "source"
+"""Tiles read local rows of a gather from its source."""
 
 WIRES = ("bfloat16", "float16")
 """Types that the parts of a reduction may be rounded to for their way."""
@@ -40,6 +42,8 @@ class Move:
         wire: the type to which the parts of a reduction are rounded for sending, one of `WIRES`; "any" if the cost
             model may choose that; None leaves them in the type of the tensor. Sums are taken in float32 all the same.
         ordered: whether the tiles of the grid are put into the order in which rows are sent.
+        local: "source" to let tiles of an all-gather read local rows from its source, where only they read its result;
+            None copies them.
         where: the user's line.
         why: the reason, in words.
         in_order_s, overlapped_s: seconds that it is estimated to take with its grids, in order and overlapped.
@@ -56,6 +60,7 @@ class Move:
     ordered: bool = True
     where: Location | None = None
     axis: int = 0
+    local: str | None = None
     why: str = ""
     in_order_s: float | None = None
     overlapped_s: float | None = None
@@ -69,6 +74,8 @@ class Move:
         if self.adds not in (None, TILES, GRID):
             raise UsageError(f"Move(adds={self.adds!r}): it is {TILES!r} or {GRID!r}", hint="leave it out")
 
+        if self.local not in (None, SOURCE):
+            raise UsageError(f"Move(local={self.local!r}): it is {SOURCE!r}", hint="leave it out")
         if self.wire not in (None, *WIRES, ANY):
             raise UsageError(f"Move(wire={self.wire!r}): it is one of {', '.join((*WIRES, ANY))}", hint="leave it out")
 

@@ -100,6 +100,11 @@ class GridAxis:
     first: tuple[int, ...]
 
 
+def sets_order(phase: GridPhase) -> bool:
+    """Whether a program sets the order of its blocks itself."""
+    return ir.contains(phase.stmt, lambda n: isinstance(n, ir.AttrStmt) and str(n.attr_key) == tir.BLOCK_ORDER)
+
+
 def check_order(phase: GridPhase, launch: Launch, machine: Machine) -> None:
     """Raise Declined if programs of a phase differ by more than the tiles that they work on."""
     if launch.cluster_size > 1:
@@ -182,12 +187,17 @@ def _linear(launch: Launch, shape: list[int], axis: GridAxis, rank: ir.Var, orde
 
 
 def _parts_in_order(use: TensorUse, rank: ir.Var, order: TileOrder, parts: int) -> Tiles:
-    """Tiles in another order where one axis of the grid is the part. Raises Declined where none is, or a faster one."""
-    tiles = use.tiles
-    if tiles is None or not tiles.part.same_as(use.launch.programs[-1]):
+    """Tiles in another order where one axis of the grid is the part."""
+    part = last_axis(use)
+    var, bind = bound(f"{part.name}_tile", order.part(part, rank, parts))
+    return [bind], {part: var}
+
+
+def last_axis(use: TensorUse) -> ir.Var:
+    """The number of the part, if that is the last axis of the grid. Raises Declined if it is not."""
+    if use.tiles is None or not use.tiles.part.same_as(use.launch.programs[-1]):
         raise Declined("the last axis of the grid is not that of the parts", location(use.stmts[0]))
-    var, bind = bound(f"{tiles.part.name}_tile", order.part(tiles.part, rank, parts))
-    return [bind], {tiles.part: var}
+    return use.tiles.part
 
 
 def tiles_in(

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""Local rows of an all-gather that tiles read from its source.
+
+Why: the copy of the local rows takes bandwidth of the memory, and the first tiles wait for it. Before: the device
+copies its rows into the result. After: a grid branches by the number of the part. Its first programs read the source,
+without a wait; the others read the result. Declines results that the caller sees, or several grids read, and tiles
+whose part is not the last axis of the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilelang_core import ir, tl
+from tilelang_core import rewrite as tir
+from tilescale.passes.declined import Declined
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
+from tilescale.passes.overlap.legality import CollectiveSite
+from tilescale.passes.overlap.rewriter import LaunchRewriter, bound, rank_of
+from tilescale.passes.overlap.tile_order import ArrivalOrder, check_order, last_axis, sets_order
+from tilescale.program.model import GridPhase, location
+
+
+def check_source(site: CollectiveSite, readers: tuple[TensorUse, ...], uses: AccessMaps) -> None:
+    """Raise Declined if tiles cannot read local rows from the source."""
+    whole = ir.region_parts(site.made.target)[0]
+    if uses.is_argument(uses.names.root(whole.data)):
+        raise Declined(f"{whole.name!r} is an argument, which the caller sees", location(site.stmt))
+    first, *others = readers
+    if others:
+        raise Declined("several grids read it", location(site.stmt))
+    if sets_order(first.phase):
+        raise Declined("the program sets the order of its blocks itself", first.launch.where)
+    check_order(first.phase, first.launch, uses.machine)
+    last_axis(first)
+
+
+def split_by_source(use: TensorUse, site: CollectiveSite, rewriter: LaunchRewriter) -> GridPhase:
+    """The grid of a use in the order of arrival: programs of local rows, which read the source, then the others.
+
+    Args:
+        rewriter: changes of the others.
+    """
+    part, whole = last_axis(use), ir.region_parts(site.made.target)[0]
+    rank, rank_is = rank_of(site.made.level)
+    here, here_is = bound(f"{part.name}_tile", ArrivalOrder().part(part, rank, use.rows.parts))
+
+    def branch(stmt: ir.Stmt) -> ir.Stmt:
+        local = ir.substitute(tir.renamed(_from_source(stmt, whole, site.made.source)), {part: rank})
+        others = tir.sequence([here_is, ir.substitute(rewriter.statement(stmt), {part: here})])
+        return tir.sequence([rank_is, ir.IfThenElse(ir.EQ(part, ir.IntImm("int32", 0)), local, others)])
+
+    return GridPhase(_inside(use.phase.stmt, part, branch))
+
+
+def _inside(stmt: ir.Stmt, part: ir.Var, make: Callable[[ir.Stmt], ir.Stmt]) -> ir.Stmt:
+    """A phase with what `make` makes of its statements, inside its scales and behind values that are the same for all
+    parts."""
+    if isinstance(stmt, ir.AttrStmt):
+        return tir.at(ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, _inside(stmt.body, part, make)), stmt)
+    stmts = list(stmt.seq) if isinstance(stmt, ir.SeqStmt) else [stmt]
+    same = [isinstance(s, ir.Bind) and part not in ir.variables(s.value) for s in stmts]
+    first = (*same, False).index(False)
+    rest = stmts[first:]
+    nested = len(rest) == 1 and isinstance(rest[0], ir.AttrStmt)
+    return tir.sequence([*stmts[:first], _inside(rest[0], part, make) if nested else make(tir.sequence(rest))])
+
+
+def _from_source(stmt: ir.Stmt, whole: ir.Buffer, source: ir.Call) -> ir.Stmt:
+    """A statement that reads the source in place of a part of `whole`, which has a dimension for the parts."""
+    buffer, begins, extents = ir.region_parts(source)
+    leading = len(extents) - len(whole.shape) + 1
+
+    def enter(node: Any) -> Any:
+        if not _reads(node, whole):
+            return None
+        _, at, of = ir.region_parts(node)
+        at = [*begins[:leading], *(begin + i for begin, i in zip(begins[leading:], at[1:], strict=True))]
+        if isinstance(node, ir.BufferLoad):
+            return ir.BufferLoad(buffer, at)
+        return tir.region(buffer, at, [*[ir.IntImm("int32", 1)] * leading, *of[1:]], "r")
+
+    return tir.rewrite(stmt, enter=enter)
+
+
+def _reads(node: Any, whole: ir.Buffer) -> bool:
+    """Whether a node is an element or a region of a tensor."""
+    load = ir.loaded_element(node) if ir.op_name(node) == tl.REGION else node
+    return isinstance(load, ir.BufferLoad) and load.buffer.data.same_as(whole.data)
