@@ -297,6 +297,7 @@ def relaunched(
     body: tirx.Stmt,
     buffers: Sequence[tirx.Buffer],
     annotations: dict[str, Any],
+    grid: Mapping[tirx.Var, Any] | None = None,
 ) -> tirx.PrimFunc:
     """A function one of whose launches does something else.
 
@@ -304,8 +305,9 @@ def relaunched(
         number: which launch, in program order.
         body, annotations: replacements of its root block's.
         buffers: additional allocations.
+        grid: indices of programs with other extents.
     """
-    met = 0
+    met, extents = 0, grid or {}
 
     def enter(node: Any) -> Any:
         nonlocal met
@@ -316,7 +318,13 @@ def relaunched(
             return node
         return tirx.SBlock([], [], [], LAUNCH, body, None, [*node.alloc_buffers, *buffers], [], annotations)
 
-    return func.with_body(rewrite(func.body, enter=enter))
+    def leave(node: Any) -> Any:
+        if not isinstance(node, tirx.For) or node.loop_var not in extents:
+            return None
+        extent = tirx.IntImm("int32", extents[node.loop_var])
+        return tirx.For(node.loop_var, node.min, extent, node.kind, node.body, node.thread_binding, node.annotations)
+
+    return func.with_body(rewrite(func.body, enter=enter, leave=leave if extents else None))
 
 
 def with_values(func: tirx.PrimFunc, values: Mapping[tirx.Var, int]) -> tirx.PrimFunc:

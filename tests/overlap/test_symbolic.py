@@ -10,9 +10,11 @@ import tilescale
 import tilescale.language as T
 from tests.overlap.support import H200, check_same, overlapped
 from tests.overlap.test_gather import is_wait
+from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.errors import RaceError, UninitializedReadError, UsageError
-from tilescale.passes.overlap.schedule import Move
+from tilescale.passes.overlap.rewrite import overlap
+from tilescale.passes.overlap.schedule import Move, Schedule
 
 DEVICES, WIDE, TILE = 4, 8, 4
 
@@ -199,7 +201,7 @@ def test_local_rows_are_read_from_the_source():
     local, others = text.partition("if part == 0:")[2].split("else:")
     assert "T.region(X[" in local and "gathered" not in local
     assert "T.region(gathered[" in others and "T.region(X[" not in others
-    assert "all_gather" not in text and "Y[device_rank, " in local
+    assert "all_gather" not in text and "part_tile: T.int32 = device_rank" in local
     for rows in ROWS:
         check_same(PROGRAMS["gather"], changed, arguments(PROGRAMS["gather"], rows), seeds=(None, 1))
 
@@ -251,6 +253,49 @@ def test_local_rows_are_copied_where_more_is_known_to_read_them(func: Any, reaso
     check_same(func, changed, arguments(func, 10), seeds=(None, 1))
 
 
-def test_other_sources_are_refused():
-    with pytest.raises(UsageError, match="it is 'source'"):
-        Move("all_gather", ("X", "Y"), local="copy")
+def columns_of(devices: int, wide: int, rows: Any = None) -> Any:
+    """Gather rows, then each block adds one to a tile of some columns of them."""
+    rows = T.dynamic("rows") if rows is None else rows
+    whole = (devices, rows, wide * WIDE)
+
+    @T.prim_func
+    def f(X: T.Tensor((1, rows, wide * WIDE), "float32"), Y: T.Tensor(whole, "float32")):
+        with T.Kernel(device=devices, block=(wide, T.ceildiv(rows, TILE), devices), threads=32) as (bx, by, part):
+            gathered = T.alloc(whole, "float32", level="l2")
+            with T.Scale("device"):
+                T.all_gather(X, gathered, dim=0)
+            with T.Scale("device"), T.Scale("block"):
+                x = T.alloc((TILE, WIDE), "float32", level="l1")
+                T.copy(gathered[part, by * TILE, bx * WIDE], x)
+                for i, j in T.Parallel(TILE, WIDE):
+                    x[i, j] = x[i, j] + 1
+                T.copy(x, Y[part, by * TILE, bx * WIDE])
+
+    return f
+
+
+@pytest.mark.parametrize("rows", [None, 23])
+@pytest.mark.parametrize(("group", "blocks"), [(None, 3), (2, None), (3, 5), (8, 100)])
+def test_tiles_in_groups_and_in_turns_are_all_made(group: int | None, blocks: int | None, rows: int | None):
+    func = columns_of(DEVICES, 3, rows)
+    moves = Schedule([Move("all_gather", ("X", "gathered"), chunk=8, local="source", group=group, blocks=blocks)])
+    changed, schedule = overlap(func, H200, moves)
+    assert "local rows from the source" in str(schedule)
+    assert schedule.moves[0].blocks == blocks and schedule.moves[0].group == group
+    grids = [loop for loop in ir.statements(changed.body) if isinstance(loop, ir.For) and loop.kind == ir.ForKind.THREAD_BINDING]
+    if blocks is not None:
+        assert [ir.constant(loop.extent) for loop in grids] == [blocks, 1, 2]
+    for count in ROWS if rows is None else (rows,):
+        check_same(func, changed, arguments(func, count), seeds=(None, 1))
+
+
+def test_a_grid_of_another_form_has_no_groups():
+    moves = Schedule([Move("all_gather", ("X", "gathered"), local="source", group=2)])
+    _, schedule = overlap(PROGRAMS["gather"], H200, moves)
+    assert "local rows are copied: the axes of the grid are not columns, tiles and parts" in str(schedule)
+
+
+@pytest.mark.parametrize("fields", [{"local": "copy"}, {"group": 8}, {"local": "source", "blocks": 0}])
+def test_other_values_of_fields_are_refused(fields: dict[str, Any]):
+    with pytest.raises(UsageError, match="'source'"):
+        Move("all_gather", ("X", "Y"), **fields)

@@ -7,12 +7,13 @@
     candidates.py           schedules that are worth measuring
     legality.py             conditions under which a collective may be split
     partition.py            the rows of a tensor, which its parts consist of
-    part_tiles.py           the rows of each program where extents are known at launch only
+    part_tiles.py           tiles of grids whose axes number the parts and the tiles of a part
     access_maps.py          accesses of a grid to a tensor, and the rows that each program touches
     chunks.py               rows that are sent together, and their flags
     tile_order.py           the order of a grid's tiles
     gather.py               all_gather -> grid
     local_rows.py           all_gather -> grid: local rows where they are
+    raster.py               tiles of programs: in groups of rows, and of a persistent grid
     prefetch.py             all_gather in a layer loop -> grid: one layer ahead
     columns.py              all_gather along columns -> grid
     scatter.py              grid -> reduce_scatter, grid -> allreduce

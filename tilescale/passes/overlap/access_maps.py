@@ -44,7 +44,7 @@ class TensorUse:
         named: tensors whose elements say which rows these are.
         looks_up: whether tiles look at these elements themselves; else the rows are all that these may say.
         high: how many rows there are, all of one index of the other dimensions that are counted; None: not known.
-        tiles: where extents are symbolic, the axes of the grid that number the parts and tiles; None: there are none.
+        tiles: the axes of the grid that number the parts and tiles; None: there are none.
     """
 
     phase: GridPhase
@@ -239,7 +239,7 @@ class _Descent:
         begin, end = self._rows(stmts)
         boxes = self._boxes(stmts)
         heights = {self.rows.high(box) for box in boxes}
-        alone = self.uses.symbolic and len(boxes) == 1 and not self.loops and not self.branches
+        alone = len(boxes) == 1 and not self.loops and not self.branches
         return TensorUse(
             *(self.phase, self.launch, self.rows, stmts, begin, end, tuple(self.loops), tuple(self.branches)),
             ranges=self._ranges(),

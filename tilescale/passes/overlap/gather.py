@@ -27,6 +27,7 @@ from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, i
 from tilescale.passes.overlap.local_rows import check_source, split_by_source
 from tilescale.passes.overlap.partition import Partition, same_extents
 from tilescale.passes.overlap.producers_consumers import check_some, readers_of
+from tilescale.passes.overlap.raster import Raster
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.tile_cost import TileWork
@@ -78,9 +79,9 @@ def overlap_gather(
     for use in readers:
         rewriter.before(use.stmts[0], chunks.waits(use, uses, gather.level, flags))
     first = readers[0]
-    if _reads_source(gather, move):
+    if (raster := _reads_source(gather, move)) is not None:
         started = chunks.to_others(gather.level, _send(gather, chunks, flags))
-        changed = split_by_source(first, site, rewriter)
+        changed = split_by_source(first, site, rewriter, raster)
     else:
         started = _started(gather, flags, chunk, in_place=is_behind_waiting(mine, graph))
         changed = with_tiles(first.phase, tiles_in(ArrivalOrder(), first, rows, uses, move, gather.level), rewriter)
@@ -89,18 +90,18 @@ def overlap_gather(
     return rewriter.apply()
 
 
-def _reads_source(gather: _SplitGather, move: Move) -> bool:
-    """Whether tiles read local rows from the source, as `move` asks; it records that."""
+def _reads_source(gather: _SplitGather, move: Move) -> Raster | None:
+    """The programs whose tiles read local rows from the source, if `move` asks for that; it records whether they do."""
     if move.local is None:
-        return False
+        return None
     try:
-        check_source(gather.site, gather.readers, gather.uses)
+        raster = check_source(gather.site, gather.readers, gather.uses, move)
     except Declined as reason:
-        move.local = None
+        move.local = move.group = move.blocks = None
         move.why += f"; local rows are copied: {reason.reason}"
-        return False
+        return None
     move.why += ", local rows from the source"
-    return True
+    return raster
 
 
 def rows_of(site: CollectiveSite, uses: AccessMaps) -> Partition:

@@ -17,13 +17,20 @@ from tilelang_core import rewrite as tir
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.legality import CollectiveSite
-from tilescale.passes.overlap.rewriter import LaunchRewriter, bound, rank_of
-from tilescale.passes.overlap.tile_order import ArrivalOrder, check_order, last_axis, sets_order
+from tilescale.passes.overlap.raster import Raster
+from tilescale.passes.overlap.rewriter import LaunchRewriter, rank_of
+from tilescale.passes.overlap.schedule import Move
+from tilescale.passes.overlap.tile_order import ArrivalOrder, check_order, sets_order
+from tilescale.program.effects import phases
 from tilescale.program.model import GridPhase, location
 
 
-def check_source(site: CollectiveSite, readers: tuple[TensorUse, ...], uses: AccessMaps) -> None:
-    """Raise Declined if tiles cannot read local rows from the source."""
+def check_source(site: CollectiveSite, readers: tuple[TensorUse, ...], uses: AccessMaps, move: Move) -> Raster:
+    """The programs whose tiles read local rows from the source.
+
+    Raises:
+        Declined: they cannot.
+    """
     whole = ir.region_parts(site.made.target)[0]
     if uses.is_argument(uses.names.root(whole.data)):
         raise Declined(f"{whole.name!r} is an argument, which the caller sees", location(site.stmt))
@@ -33,38 +40,42 @@ def check_source(site: CollectiveSite, readers: tuple[TensorUse, ...], uses: Acc
     if sets_order(first.phase):
         raise Declined("the program sets the order of its blocks itself", first.launch.where)
     check_order(first.phase, first.launch, uses.machine)
-    last_axis(first)
+    grids = [phase for phase, launch in phases(uses.program.body) if launch is first.launch]
+    if move.blocks is not None and sum(isinstance(phase, GridPhase) for phase in grids) > 1:
+        raise Declined("the launch has several grids", first.launch.where)
+    return Raster.of(first, move)
 
 
-def split_by_source(use: TensorUse, site: CollectiveSite, rewriter: LaunchRewriter) -> GridPhase:
+def split_by_source(use: TensorUse, site: CollectiveSite, rewriter: LaunchRewriter, raster: Raster) -> GridPhase:
     """The grid of a use in the order of arrival: programs of local rows, which read the source, then the others.
 
     Args:
         rewriter: changes of the others.
     """
-    part, whole = last_axis(use), ir.region_parts(site.made.target)[0]
+    parts, whole = use.rows.parts, ir.region_parts(site.made.target)[0]
     rank, rank_is = rank_of(site.made.level)
-    here, here_is = bound(f"{part.name}_tile", ArrivalOrder().part(part, rank, use.rows.parts))
+    rewriter.grid = raster.grid(parts)
 
     def branch(stmt: ir.Stmt) -> ir.Stmt:
-        local = ir.substitute(tir.renamed(_from_source(stmt, whole, site.made.source)), {part: rank})
-        others = tir.sequence([here_is, ir.substitute(rewriter.statement(stmt), {part: here})])
-        return tir.sequence([rank_is, ir.IfThenElse(ir.EQ(part, ir.IntImm("int32", 0)), local, others)])
+        local = raster.arm(tir.renamed(_from_source(stmt, whole, site.made.source)), 0, 1, lambda number: rank)
+        arrived = lambda number: ArrivalOrder().part(number, rank, parts)  # noqa: E731
+        others = raster.arm(rewriter.statement(stmt), 1, parts - 1, arrived)
+        return tir.sequence([rank_is, ir.IfThenElse(ir.EQ(raster.axes[-1], ir.IntImm("int32", 0)), local, others)])
 
-    return GridPhase(_inside(use.phase.stmt, part, branch))
+    return GridPhase(_inside(use.phase.stmt, set(raster.axes), branch))
 
 
-def _inside(stmt: ir.Stmt, part: ir.Var, make: Callable[[ir.Stmt], ir.Stmt]) -> ir.Stmt:
+def _inside(stmt: ir.Stmt, axes: set[ir.Var], make: Callable[[ir.Stmt], ir.Stmt]) -> ir.Stmt:
     """A phase with what `make` makes of its statements, inside its scales and behind values that are the same for all
-    parts."""
+    programs."""
     if isinstance(stmt, ir.AttrStmt):
-        return tir.at(ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, _inside(stmt.body, part, make)), stmt)
+        return tir.at(ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, _inside(stmt.body, axes, make)), stmt)
     stmts = list(stmt.seq) if isinstance(stmt, ir.SeqStmt) else [stmt]
-    same = [isinstance(s, ir.Bind) and part not in ir.variables(s.value) for s in stmts]
+    same = [isinstance(s, ir.Bind) and not axes & ir.variables(s.value) for s in stmts]
     first = (*same, False).index(False)
     rest = stmts[first:]
     nested = len(rest) == 1 and isinstance(rest[0], ir.AttrStmt)
-    return tir.sequence([*stmts[:first], _inside(rest[0], part, make) if nested else make(tir.sequence(rest))])
+    return tir.sequence([*stmts[:first], _inside(rest[0], axes, make) if nested else make(tir.sequence(rest))])
 
 
 def _from_source(stmt: ir.Stmt, whole: ir.Buffer, source: ir.Call) -> ir.Stmt:

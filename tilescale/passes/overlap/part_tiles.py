@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Tiles of a grid whose axes number the parts of a tensor and the tiles of a part: for extents known at launch only.
+"""Tiles of a grid whose axes number the parts of a tensor and the tiles of a part.
 
-With constant extents, the rows that each program touches are computed. With symbolic ones they follow from the form of
-the grid: one axis is the part, along another one tile follows tile.
+Rows of such tiles are known for symbolic extents too. For other grids the rows that each program touches are computed,
+which takes constant extents.
 """
 
 from __future__ import annotations

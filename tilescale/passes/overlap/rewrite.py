@@ -60,7 +60,7 @@ def overlap(func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = Non
     if symbolic:
         likely = overlap(tir.with_values(func, symbolic), machine, schedule)[1].moves
         moves = [
-            replace(m, adds=own.adds, ordered=own.ordered, local=own.local)
+            replace(m, adds=own.adds, ordered=own.ordered, **{name: getattr(own, name) for name in _OF_GATHERS})
             for m, own in zip(likely, moves, strict=True)
         ]
     state = _RewriteState(func, machine, by_cost=schedule is None and not symbolic, symbolic=symbolic)
@@ -82,10 +82,14 @@ def _asked(schedule: Schedule, moves: list[Move]) -> list[Move]:
     return [
         Move(
             *(m.collective, m.tensors, m.overlapped, m.chunk, m.carrier, m.adds, m.wire, m.ordered, mine.where),
-            local=m.local,
+            **{name: getattr(m, name) for name in _OF_GATHERS},
         )
         for m, mine in zip(schedule.moves, moves, strict=True)
     ]
+
+
+_OF_GATHERS = ("local", "group", "blocks")
+"""Fields of a move that gathers have."""
 
 
 def _check_fields(move: Move) -> None:

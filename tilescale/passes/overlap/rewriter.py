@@ -37,6 +37,7 @@ class LaunchRewriter:
         statements: a statement and its replacement, in order.
         phases: a phase, or a part that contains phases, and its replacement; nothing inside a replacement is replaced.
         buffers, flags: memory that is added, flags among it also in `flags`.
+        grid: axes with other extents than the launch has.
         in_order: whether programs come to rely on starting in the order of their numbers.
     """
 
@@ -47,6 +48,7 @@ class LaunchRewriter:
     phases: list[tuple[Part, tuple[Part, ...]]] = field(default_factory=list)
     buffers: list[ir.Buffer] = field(default_factory=list)
     flags: list[ir.Var] = field(default_factory=list)
+    grid: dict[ir.Var, Any] = field(default_factory=dict)
     in_order: bool = False
 
     def alloc_flags(self, name: str, shape: Iterable[Any]) -> ir.Buffer:
@@ -88,7 +90,7 @@ class LaunchRewriter:
             notes[IN_ORDER] = ir.IntImm("int32", 1)
         body = self._rebuilt(self._part(self.launch.body))
         number = self.program.launches.index(self.launch)
-        return tir.relaunched(self.program.func, number, body, self.buffers, notes)
+        return tir.relaunched(self.program.func, number, body, self.buffers, notes, self.grid)
 
     def statement(self, stmt: ir.Stmt) -> ir.Stmt:
         """A statement with all in it that is replaced."""

@@ -44,6 +44,8 @@ class Move:
         ordered: whether the tiles of the grid are put into the order in which rows are sent.
         local: "source" to let tiles of an all-gather read local rows from its source, where only they read its result;
             None copies them.
+        group, blocks: where local rows are read from the source, the rows of tiles that are rasterized together, and
+            the programs of a persistent grid; None leaves the grid as it is.
         where: the user's line.
         why: the reason, in words.
         in_order_s, overlapped_s: seconds that it is estimated to take with its grids, in order and overlapped.
@@ -61,6 +63,8 @@ class Move:
     where: Location | None = None
     axis: int = 0
     local: str | None = None
+    group: int | None = None
+    blocks: int | None = None
     why: str = ""
     in_order_s: float | None = None
     overlapped_s: float | None = None
@@ -69,6 +73,11 @@ class Move:
     def __post_init__(self) -> None:
         if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
             raise UsageError(f"Move(chunk={self.chunk!r}): a chunk is a positive number of rows", hint="leave it out")
+        for name in ("group", "blocks"):
+            value = getattr(self, name)
+            if value is not None and (self.local is None or not isinstance(value, int) or value < 1):
+                hint = f"leave {name} out, or set local={SOURCE!r} too"
+                raise UsageError(f"Move({name}={value!r}): a positive number, where local is {SOURCE!r}", hint=hint)
         if self.carrier not in (None, QUEUE, TILES):
             raise UsageError(f"Move(carrier={self.carrier!r}): it is {QUEUE!r} or {TILES!r}", hint="leave it out")
         if self.adds not in (None, TILES, GRID):
