@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from tilelang.cuda.op.gemm.gemm_wgmma import GemmWGMMA
 
+import tilescale.language as T
 from tests.cuda.support import notes, ptxas, source
 from tests.cuda.support import program as taken
+from tests.overlap.support import H200
 from tilescale.backends.tilelang.lowering import split_grid
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
@@ -29,10 +31,13 @@ from tilescale.ops.products import (
     GemmTiling,
     concurrent_stores,
     in_parts,
+    multiply,
     slices,
     summed_tiling,
     tiling,
 )
+from tilescale.passes.overlap.rewrite import overlap
+from tilescale.passes.overlap.schedule import Move, Schedule
 from tilescale.program.effects import phases
 from tilescale.program.waiting import waits_across
 
@@ -123,6 +128,50 @@ def loaded(stages: int) -> str:
 )
 def test_queues_send_and_producers_load(made: Any, said: list[str]):
     assert [re.sub(r" \(line \d+\)", "", note) for note in notes(made())] == said
+
+
+def sequential(size: int, of: GemmSpec) -> Any:
+    """All-gather, then GEMM: the program that `in_turns` of ag_gemm.py overlaps by hand."""
+    rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
+
+    @T.prim_func
+    def all_gather_matmul_in_turns(
+        A: T.Tensor((1, rows, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((size, rows, N), "bfloat16")
+    ):
+        grid = tiles.columns(N), T.ceildiv(rows, tiles.m), size
+        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (column, row, shard):
+            G = T.alloc((size, rows, K), "bfloat16", level="l2")
+            with T.Scale("device"):
+                T.all_gather(A, G)
+            with T.Scale("block"):
+                a = T.alloc((tiles.m, of.depth), "bfloat16", level="l1")
+                b = T.alloc(of.b_tile, "bfloat16", level="l1")
+                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+                out = T.alloc((tiles.m, tiles.n), "bfloat16", level="l1")
+                m, n = row * tiles.m, column * tiles.n
+                T.clear(c)
+                multiply(G, shard, m, B, n, a, b, c, K, tiles, False)
+                T.copy(c, out)
+                T.copy(out, C[shard, m, n])
+
+    return all_gather_matmul_in_turns
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_schedule_of_the_sequential_program_is_the_form_by_hand(size: int):
+    """The same text, but for names and the places of flags: the form by hand has a constant number of these."""
+    of = GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), False, False)
+    hand = import_module("tilescale.ops.ag_gemm").in_turns(size, of, 4, True)
+    move = Move("all_gather", ("A", "G"), chunk=CHUNK, local="source", group=LARGE.group, blocks=4)
+    compiled, _ = overlap(sequential(size, of), H200, Schedule([move]))
+    assert notes(compiled) == notes(hand)
+    assert _kernels(compiled) == _kernels(hand)
+
+
+def _kernels(func: Any) -> list[str]:
+    """Lines of the kernels without those that name flags."""
+    lines = re.sub(r"\b(come|arrived|G_here)\b", "flags", source(func)).partition("__launch_bounds__")[2].splitlines()
+    return [line for line in lines if not re.search(r"flags\[|int64_t invariant", line)]
 
 
 @pytest.mark.parametrize("form", ["program", pytest.param("in_turns", marks=pytest.mark.nightly)])

@@ -8,6 +8,7 @@ from typing import Any
 import tilescale.language as T
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import BLOCK
+from tilescale.passes.overlap.raster import grouped
 
 CHUNK = 512
 """Rows that are sent together: enough for a copy engine's full rate, and soon there (1024 and 2048 were slower)."""
@@ -87,18 +88,9 @@ class GemmTiling:
         return T.ceildiv(rows, self.m) * self.columns(N)
 
     def at(self, number: Any, rows: Any, N: int) -> tuple[Any, Any]:
-        """First row and column of a tile of a shard of `rows` rows.
-
-        The column is found in float32, which is exact here and takes less than a division of integers. Bounds that hold
-        anyway are spelled out: loads that cannot be proven to be inside of their tensor are guarded, and guarded loads
-        wait for one another.
-        """
-        a_group = self.group * self.columns(N)
-        group = T.truncdiv(number, a_group)
-        inside, high = number - group * a_group, T.min(self.group, T.ceildiv(rows, self.m) - group * self.group)
-        quotient = T.cast((T.cast(inside, "float32") + 0.5) / T.cast(high, "float32"), "int32")
-        column = T.max(0, T.min(quotient, self.columns(N) - 1))
-        return (group * self.group + T.max(0, inside - column * high)) * self.m, column * self.n
+        """First row and column of a tile of a shard of `rows` rows."""
+        row, column = grouped(number, self.group, T.ceildiv(rows, self.m), self.columns(N))
+        return row * self.m, column * self.n
 
     def of_shards(self, number: Any, shards: int, rows: Any, N: int) -> tuple[Any, Any, Any]:
         """The shard of a tile among `shards` consecutive ones, and its first row and column there."""
