@@ -9,7 +9,9 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.overlap.support import H200, check_same, overlapped
-from tests.overlap.test_gather import is_wait
+from tests.overlap.test_gather import gather_columns, is_wait
+from tests.overlap.test_prefetch import layers
+from tests.overlap.test_shifts import around
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.errors import RaceError, UninitializedReadError, UsageError
@@ -121,32 +123,45 @@ PROGRAMS = {
     "allreduce": reduction("allreduce"),
     "all_to_all": exchange(),
     "all_to_all alone": exchange(reads=False),
+    "gather of columns": gather_columns(DEVICES, T.dynamic("rows"), TILE, 3),
+    "gather in a loop": layers(DEVICES, 3, T.dynamic("rows"), result="workspace"),
+    "ring": around(DEVICES, T.dynamic("rows"), TILE, both=True),
 }
 
 
+SHARES = {"gather of columns": 1, "ring": 0}
+"""Axes along which the first argument of a program lies over the devices."""
+
+
+def of_program(name: str, rows: int) -> list[list[torch.Tensor]]:
+    """Arguments of one of the programs."""
+    found = arguments(PROGRAMS[name], rows)
+    if name in SHARES:
+        for mine in found:
+            mine[0] = mine[0].chunk(DEVICES, SHARES[name])[0].contiguous()
+    return found
+
+
 def arguments(func: Any, rows: int) -> list[list[torch.Tensor]]:
-    """Numbers of which sums are exact, and a poisoned result, for each device."""
+    """Numbers of which sums are exact for each device, and a poisoned result, its last argument."""
     rng, given = torch.Generator().manual_seed(0), []
-    x, y = func.buffer_map.values()
-    shapes = [[_extent(n, rows) for n in buffer.shape] for buffer in (x, y)]
+    buffers = [buffer for _, buffer in ir.parameters(func)]
+    values = {var: ir.IntImm("int32", rows) for b in buffers for n in b.shape for var in ir.variables(n)}
+    shapes = [[ir.integer(ir.substitute(n, values)) for n in buffer.shape] for buffer in buffers]
     for _ in range(DEVICES):
-        given.append([torch.randint(9, shapes[0], generator=rng).float(), torch.full(shapes[1], torch.nan)])
+        numbers = [torch.randint(9, shape, generator=rng).float() for shape in shapes]
+        given.append([*numbers[:-1], numbers[-1].fill_(torch.nan)])
     return given
-
-
-def _extent(extent: Any, rows: int) -> int:
-    text = str(extent)
-    return int(text) if text.isdigit() else rows * (DEVICES if "*" in text else 1)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("chunk", [TILE, 10])
 def test_results_are_the_same_for_any_number_of_rows(name: str, chunk: int):
     changed, schedule = overlapped(PROGRAMS[name], chunk=chunk)
-    assert schedule.moves[0].overlapped, schedule
+    assert all(move.overlapped for move in schedule.moves), schedule
     assert "rows as 4096" in str(schedule)
     for rows in ROWS:
-        check_same(PROGRAMS[name], changed, arguments(PROGRAMS[name], rows), seeds=(None, 1))
+        check_same(PROGRAMS[name], changed, of_program(name, rows), seeds=(None, 1))
 
 
 @pytest.mark.parametrize("name", PROGRAMS.keys() - {"all_to_all alone"})
@@ -154,7 +169,7 @@ def test_a_wait_that_is_left_out_would_race(name: str):
     changed, _ = overlapped(PROGRAMS[name], chunk=TILE)
     without = changed.with_body(tir.rewrite(changed.body, leave=lambda n: tir.sequence([]) if is_wait(n) else None))
     with pytest.raises((RaceError, UninitializedReadError)):
-        tilescale.emulate(without, arguments(PROGRAMS[name], 10), machine=H200, time=False)
+        tilescale.emulate(without, of_program(name, 10), machine=H200, time=False)
 
 
 @pytest.mark.parametrize("carrier", ["queue", "tiles"])
@@ -162,7 +177,7 @@ def test_a_wait_that_is_left_out_would_race(name: str):
 def test_carriers_of_a_reduction(name: str, carrier: str):
     changed, schedule = overlapped(PROGRAMS[name], chunk=TILE, carrier=carrier)
     assert schedule.moves[0].overlapped and schedule.moves[0].carrier == carrier, schedule
-    check_same(PROGRAMS[name], changed, arguments(PROGRAMS[name], 10))
+    check_same(PROGRAMS[name], changed, of_program(name, 10))
 
 
 def test_tiles_wait_for_whole_chunks_own_part_first():
@@ -203,7 +218,7 @@ def test_local_rows_are_read_from_the_source():
     assert "T.region(gathered[" in others and "T.region(X[" not in others
     assert "all_gather" not in text and "part_tile: T.int32 = device_rank" in local
     for rows in ROWS:
-        check_same(PROGRAMS["gather"], changed, arguments(PROGRAMS["gather"], rows), seeds=(None, 1))
+        check_same(PROGRAMS["gather"], changed, of_program("gather", rows), seeds=(None, 1))
 
 
 def visible(*, swizzles: bool = False, again: bool = False) -> Any:
@@ -282,7 +297,8 @@ def test_tiles_in_groups_and_in_turns_are_all_made(group: int | None, blocks: in
     changed, schedule = overlap(func, H200, moves)
     assert "local rows from the source" in str(schedule)
     assert schedule.moves[0].blocks == blocks and schedule.moves[0].group == group
-    grids = [loop for loop in ir.statements(changed.body) if isinstance(loop, ir.For) and loop.kind == ir.ForKind.THREAD_BINDING]
+    loops = [stmt for stmt in ir.statements(changed.body) if isinstance(stmt, ir.For)]
+    grids = [loop for loop in loops if loop.kind == ir.ForKind.THREAD_BINDING]
     if blocks is not None:
         assert [ir.constant(loop.extent) for loop in grids] == [blocks, 1, 2]
     for count in ROWS if rows is None else (rows,):

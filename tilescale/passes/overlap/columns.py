@@ -20,9 +20,9 @@ from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import RowChunks, flag, put, wait
-from tilescale.passes.overlap.estimate import RowTransport, choose_chunk, in_order
+from tilescale.passes.overlap.estimate import RowTransport, choose_rows
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten
-from tilescale.passes.overlap.partition import Partition
+from tilescale.passes.overlap.partition import Partition, check_whole
 from tilescale.passes.overlap.producers_consumers import check_some, readers_of
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import Move
@@ -46,7 +46,7 @@ def overlap_columns(
     readers = readers_of(target, mine, graph, uses, rows)
     check_some(readers[0], rows, uses, made.level)
     units = uses.sizes[made.level]
-    chunks = RowChunks(rows, _choose(site, uses, rows, readers, move))
+    chunks = RowChunks(rows, choose_rows(site, uses, rows, readers, move, _gathered, units))
     rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
     here = rewriter.alloc_flags(f"{rows.buffer.name}_here", (units, chunks.each))
     rewriter.statements.append((site.stmt, tir.sequence(located(_sent(site, chunks, here, units), site.stmt))))
@@ -59,32 +59,19 @@ def overlap_columns(
 def _rows(site: CollectiveSite, uses: AccessMaps) -> Partition:
     """The rows of the result, all in one part."""
     made, where = site.made, location(site.stmt)
-    (_, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
-    sizes = ir.constants(extents)
-    if sizes is None or ir.constants(own) is None:
-        raise Declined("the rows are known at launch only", where)
-    if len(sizes) != 2 or len(own) != 2:
+    (_, _, own), (whole, _, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
+    if len(extents) != 2 or len(own) != 2:
         raise Declined("it is not a matrix", where)
-    if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape) or whole.data in uses.names.views:
+    check_whole(made.target, "gathers into", where)
+    if whole.data in uses.names.views:
         raise Declined(f"it gathers into a part of {whole.name!r}", where)
     return Partition(whole, 1, slots=False)
 
 
-def _choose(site: CollectiveSite, uses: AccessMaps, rows: Partition, readers: tuple[TensorUse, ...], move: Move) -> int:
-    """Rows of a chunk; records the estimate in the move."""
-    travel = RowTransport.of(site, uses, uses.sizes[site.made.level], rows.height)
-    first, *others = (TileWork.of(use, uses, site.made.level) for use in readers)
-    rest = sum(work.seconds for work in others)
-
-    def seconds(chunk: int) -> float:
-        steps = [(travel.parts - 1) * travel.sending(chunk)] * -(-rows.height // chunk)
-        own = travel.keeping(rows.height)
-        return own + float(first.done(travel.queue.startup + np.cumsum(steps))[-1]) + rest
-
-    step = uses.step(readers[0], rows.height, site.made.level)
-    move.chunk = choose_chunk(move, travel, rows, step, seconds)
-    move.in_order_s = in_order(site, uses, first.seconds + rest)
-    return move.chunk
+def _gathered(travel: RowTransport, chunk: int, work: TileWork) -> float:
+    """Seconds until a grid ends that processes chunks of rows when all units' columns of them are there."""
+    steps = [(travel.parts - 1) * travel.sending(chunk)] * -(-travel.height // chunk)
+    return travel.keeping(travel.height) + float(work.done(travel.queue.startup + np.cumsum(steps))[-1])
 
 
 def _sent(site: CollectiveSite, chunks: RowChunks, here: ir.Buffer, units: int) -> list[ir.Stmt]:

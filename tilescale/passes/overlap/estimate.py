@@ -243,6 +243,32 @@ def choose_chunk(
     return chunk
 
 
+def choose_rows(
+    site: CollectiveSite,
+    uses: AccessMaps,
+    rows: Partition,
+    readers: Sequence[TensorUse],
+    move: Move,
+    seconds: Callable[[RowTransport, int, TileWork], float],
+    parts: int | None = None,
+) -> int:
+    """Rows of a chunk of a result that grids read, the first of them overlapped; records the estimate in the move.
+
+    Args:
+        seconds: until that grid ends, from the rows of a chunk.
+        parts: units that send; those of `rows` if left out.
+    """
+    if uses.symbolic:
+        return align(move, readers)
+    level, travel = site.made.level, RowTransport.of(site, uses, parts or rows.parts, rows.height)
+    first, *others = (TileWork.of(use, uses, level) for use in readers)
+    rest = sum(work.seconds for work in others)
+    step = uses.step(readers[0], rows.height, level)
+    move.chunk = choose_chunk(move, travel, rows, step, lambda chunk: seconds(travel, chunk, first) + rest)
+    move.in_order_s = in_order(site, uses, first.seconds + rest)
+    return move.chunk
+
+
 def align(move: Move, uses: Sequence[TensorUse]) -> int:
     """The rows of a chunk that `move` has from likely extents, as whole tiles of all uses."""
     assert move.chunk is not None

@@ -26,7 +26,7 @@ from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import RowChunks, flag, put, wait
 from tilescale.passes.overlap.estimate import RowTransport, align, choose_chunk, exchanged, in_order
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting, uses_after
-from tilescale.passes.overlap.partition import Partition, same_extents
+from tilescale.passes.overlap.partition import Partition, check_whole
 from tilescale.passes.overlap.producers_consumers import check_some, counted, maker_of, readers_of
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import Move
@@ -105,12 +105,11 @@ def overlap_exchange(
 
 def _rows(region: ir.Call, site: CollectiveSite, uses: AccessMaps) -> Partition:
     """Row numbering of a tensor of the all-to-all, from its region."""
-    whole, begins, extents = ir.region_parts(region)
+    whole, _, extents = ir.region_parts(region)
     where, parts = location(site.stmt), uses.sizes[site.made.level]
     if site.made.axis != 0:
         raise Declined("it does not exchange along the first dimension", where)
-    if any(ir.constant(b) != 0 for b in begins) or not same_extents(extents, whole.shape):
-        raise Declined(f"it exchanges a part of {whole.name!r}", where)
+    check_whole(region, "exchanges", where)
     return Partition(whole, parts, PartLayout.of(part_of(extents, parts), extents).slots)
 
 

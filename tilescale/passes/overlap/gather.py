@@ -22,15 +22,14 @@ from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import RowChunks, flag, put
 from tilescale.passes.overlap.columns import overlap_columns
-from tilescale.passes.overlap.estimate import RowTransport, align, choose_chunk, gathered, in_order
+from tilescale.passes.overlap.estimate import choose_rows, gathered
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting
 from tilescale.passes.overlap.local_rows import check_source, split_by_source
-from tilescale.passes.overlap.partition import Partition, same_extents
+from tilescale.passes.overlap.partition import Partition, check_whole
 from tilescale.passes.overlap.producers_consumers import check_some, readers_of
 from tilescale.passes.overlap.raster import Raster
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.tile_cost import TileWork
 from tilescale.passes.overlap.tile_order import ArrivalOrder, tiles_in, with_tiles
 from tilescale.program.asynchronous import PartLayout
 from tilescale.program.dependence import Dependence, ProgramStep
@@ -71,7 +70,7 @@ def overlap_gather(
         rows, readers = deeper, readers_of(target, mine, graph, uses, deeper)
     gather = _SplitGather(site, uses, rows, readers)
     check_some(gather.readers[0], rows, uses, gather.level)
-    chunk = _choose(gather, move)
+    chunk = choose_rows(site, uses, rows, readers, move, gathered)
     rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
     chunks = RowChunks(rows, chunk)
     flags = rewriter.alloc_flags(f"{rows.buffer.name}_here", chunks.shape)
@@ -107,35 +106,16 @@ def _reads_source(gather: _SplitGather, move: Move) -> Raster | None:
 def rows_of(site: CollectiveSite, uses: AccessMaps) -> Partition:
     """Row numbering of the result."""
     made = site.made
-    (_, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
+    (_, _, own), (whole, _, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
     if made.is_in_place or made.axis != 0:
         raise Declined("it does not gather along the first dimension", location(site.stmt))
-    if any(ir.constant(b) != 0 for b in begins) or not same_extents(extents, whole.shape):
-        raise Declined(f"it gathers into a part of {whole.name!r}", location(site.stmt))
+    check_whole(made.target, "gathers into", location(site.stmt))
     if whole.data in uses.names.views:
         raise Declined(f"it gathers into a view of {uses.names.views[whole.data].base.name!r}", location(site.stmt))
     return Partition(whole, uses.sizes[made.level], PartLayout.of(own, extents).slots)
 
 
 # -- chunks ------------------------------------------------------------------------------------------------------------
-
-
-def _choose(gather: _SplitGather, move: Move) -> int:
-    """Rows of a chunk; records the estimate in the move."""
-    if gather.uses.symbolic:
-        return align(move, gather.readers)
-    site, uses, rows = gather.site, gather.uses, gather.rows
-    travel = RowTransport.of(site, uses, rows.parts, rows.height)
-    first, *others = (TileWork.of(use, uses, gather.level) for use in gather.readers)
-    rest = sum(work.seconds for work in others)
-
-    def seconds(chunk: int) -> float:
-        return gathered(travel, chunk, first) + rest
-
-    step = uses.step(gather.readers[0], rows.height, gather.level)
-    move.chunk = choose_chunk(move, travel, rows, step, seconds)
-    move.in_order_s = in_order(site, uses, first.seconds + rest)
-    return move.chunk
 
 
 def _started(gather: _SplitGather, flags: ir.Buffer, chunk: int, *, in_place: bool) -> list[ir.Stmt]:

@@ -15,6 +15,8 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.errors import Location
+from tilescale.passes.declined import Declined
 
 SliceBox = list[tuple[Any, Any] | None]
 """Begin and end along each dimension; None where it may be anywhere."""
@@ -162,6 +164,13 @@ class Partition:
             first = first * extent + begin
             last = last * extent + (begin if one else ir.Min(ir.int_node(end), ir.int_node(extent)) - 1)
         return ir.int_node(first), ir.int_node(last + 1)
+
+
+def check_whole(region: ir.Call, does: str, where: Location | None) -> None:
+    """Raise Declined if a region is not a whole tensor; `does`: what the collective does with it."""
+    whole, begins, extents = ir.region_parts(region)
+    if any(ir.constant(b) != 0 for b in begins) or not same_extents(extents, whole.shape):
+        raise Declined(f"it {does} a part of {whole.name!r}", where)
 
 
 def same_extents(one: Sequence[Any], other: Sequence[Any]) -> bool:

@@ -73,7 +73,8 @@ def overlap_prefetch(
     found = _found(site, mine, uses)
     _check_source(found, mine, graph)
     _check_result(found, mine, graph)
-    _estimate(found, move)
+    if not uses.symbolic:
+        _estimate(found, move)
     move.ordered, move.why = False, "gathered one iteration of its loop ahead, into the other one of two buffers"
     return _rewritten(found)
 
@@ -157,8 +158,7 @@ def _grids(part: Part) -> list[GridPhase]:
 def _rewritten(found: _PrefetchedGather) -> ir.PrimFunc:
     site, context, rows = found.site, found.context, found.rows
     rewriter = LaunchRewriter(found.uses.program, site.launch, found.uses.machine)
-    shape = [PLACES, *(ir.integer(n) for n in rows.buffer.shape)]
-    buffers = rewriter.alloc(f"{rows.buffer.name}_ahead", shape, str(rows.buffer.dtype))
+    buffers = rewriter.alloc(f"{rows.buffer.name}_ahead", (PLACES, *rows.buffer.shape), str(rows.buffer.dtype))
     here = rewriter.alloc_flags(f"{rows.buffer.name}_here", (found.count, rows.parts))
     started = context.elsewhere(tir.sequence(located(_started(found, buffers, here), site.stmt)))
     first, following = ir.IntImm("int32", 0), ir.simplify(found.layer + 1, {})

@@ -28,7 +28,7 @@ from tilescale.passes.overlap.chunks import RowChunks, flag, put, signal, wait
 from tilescale.passes.overlap.epilogue import EpilogueTile, add_where_made, stored
 from tilescale.passes.overlap.estimate import WORTH, RowTransport, align, choose_chunk, in_order, reduced
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten
-from tilescale.passes.overlap.partition import Partition, same_extents
+from tilescale.passes.overlap.partition import Partition, check_whole, same_extents
 from tilescale.passes.overlap.producers_consumers import Count, counted, maker_of
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located
 from tilescale.passes.overlap.schedule import ANY, GRID, QUEUE, TILES, WIRES, Move
@@ -109,10 +109,9 @@ def overlap_reduction(
 def _rows(site: CollectiveSite, uses: AccessMaps, everywhere: bool) -> Partition:
     """Row numbering of the reduced tensor: the part of each unit is the one that it adds up."""
     made, where = site.made, location(site.stmt)
-    whole, begins, extents = ir.region_parts(made.source)
+    whole, _, extents = ir.region_parts(made.source)
     parts, dimensions = uses.sizes[made.level], len(extents)
-    if any(ir.constant(b) != 0 for b in begins) or not same_extents(extents, whole.shape):
-        raise Declined(f"it reduces a part of {whole.name!r}", where)
+    check_whole(made.source, "reduces", where)
     axis = 0 if everywhere else made.axis
     if everywhere:
         slots = uses.symbolic and dimensions > 2 and ir.constant(extents[0]) == parts

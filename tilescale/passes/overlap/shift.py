@@ -68,7 +68,8 @@ def overlap_shift(
     shift = _found(site)
     _check_peers(shift, uses)
     _check_apart(shift, graph, own)
-    _estimate(shift, uses, move)
+    if not uses.symbolic:
+        _estimate(shift, uses, move)
     move.ordered, move.why = False, "the grid touches nothing that arrives, and changes nothing that is sent"
     return _started(shift, uses)
 
