@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.tirx import stmt_functor
 
 from tilelang_core import tl
+from tilelang_core.prover import proving
 
 __all__ = ["DISABLE", "PRODUCER_THREADS", "STAGES", "branches", "is_load", "made_roles", "registers", "registers_left"]
 
@@ -63,7 +64,7 @@ def made_roles(func: tirx.PrimFunc, target: Any, last: Callable[[], Any]) -> tir
     """A function after TileLang's passes up to `last`, which makes its roles. Raises what that raises."""
     own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
     target = determine_target(target, return_object=True)
-    with tvm.transform.PassContext(opt_level=3, config=dict(own)), target:
+    with proving(), tvm.transform.PassContext(opt_level=3, config=dict(own)), target:
         module = tirx.transform.BindTarget(target)(tvm.IRModule({func.attrs["global_symbol"]: func}))
         module = tilelang.transform.MaterializeKernelLaunch(lower_thread_binding=True, default_threads=128)(module)
         for step in (*_STEPS, last):

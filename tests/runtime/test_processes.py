@@ -131,7 +131,7 @@ def test_programs_are_bound_while_their_kernels_are_compiled(job: SimpleNamespac
     for number in range(2):
         needed.add(Slow(number=number, folder=tmp_path, log=job.log))
     ahead.compile_all(needed)
-    assert job.log == ["barrier", "bind 0", "bind 1", "barrier", "prepare 0", "prepare 1"]
+    assert job.log == ["barrier", "bind 0", "bind 1", "barrier", "prepare 0", "barrier", "prepare 1"]
     assert set(compiled(tmp_path, 1)) == {"compiled 0"} and gc.isenabled()
 
 
@@ -145,7 +145,7 @@ def test_more_kernels_than_cores_are_compiled_after_the_dry_run(job: SimpleNames
     needed = ahead.NeededKernels()
     for number in range(10):
         needed.add(Waiting(number=number, folder=tmp_path, log=job.log))
-    assert len(needed.runs) == 2
+    assert len(set(needed.runs.values())) == 2
     (tmp_path / "ended").touch()
     ahead.compile_all(needed)
     assert set(compiled(tmp_path, 5)) == {f"compiled {number}" for number in range(0, 10, 2)}

@@ -16,7 +16,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from tilescale import backends
-from tilescale.backends.processes import COMPILING, Job, Running, compile_missing, cores, wait
+from tilescale.backends.processes import COMPILING, Running, compile_missing, cores, wait
+from tilescale.backends.progress import progress_bar
 from tilescale.comm import init
 from tilescale.errors import UsageError
 from tilescale.passes.mod_analysis import written_parameters
@@ -39,13 +40,13 @@ class NeededKernels:
         now: the kernels of the run, the same on each rank.
         later: functions that find those of other row counts, with their arguments; estimates for all of them take as
             long as the run itself.
-        runs: compilations that this rank has begun, and how many programs each of them lowers first.
+        runs: compilations that this rank has begun, by kernel. They lower all of their programs first.
     """
 
     def __init__(self) -> None:
         self.now: list[Kernel] = []
         self.later: dict[tuple[Finder, tuple[Any, ...]], None] = {}
-        self.runs: dict[Running, int] = {}
+        self.runs: dict[Kernel, Running] = {}
         self._unbegun: list[Kernel] = []
 
     def add(self, kernel: Kernel) -> None:
@@ -55,13 +56,26 @@ class NeededKernels:
         self.now.append(kernel)
         if self._is_own(len(self.now)):
             self._unbegun.append(kernel)
-            if sum(bool(run.sentinels) for run in self.runs) < self._most:
+            if sum(bool(run.sentinels) for run in set(self.runs.values())) < self._most:
                 self.begin()
 
     def begin(self) -> None:
         """Begin the compilations that no process was left for."""
-        self._run([kernel.lower for kernel in self._unbegun], [partial(_compile, kernel) for kernel in self._unbegun])
-        self._unbegun.clear()
+        own, self._unbegun = self._unbegun, []
+        if own and backends.compiles():
+            jobs = *(kernel.lower for kernel in own), *(partial(_compile, kernel) for kernel in own)
+            self.runs |= dict.fromkeys(own, Running(jobs, min(self._most, len(own))))
+
+    def wait_for_programs(self) -> None:
+        """Wait until this rank's programs are lowered."""
+        runs = list(self.runs.values())
+        wait({run: runs.count(run) for run in runs})
+
+    def wait_for(self, kernel: Kernel) -> None:
+        """Wait until a kernel is compiled, if this rank does it."""
+        if kernel in self.runs:
+            run = self.runs[kernel]
+            wait({run: len(run.jobs)})
 
     def begin_later(self) -> None:
         """Begin those of other runs, which nothing waits for."""
@@ -77,10 +91,6 @@ class NeededKernels:
         for kernel in find(*given):
             if kernel not in self.now:
                 _compile(kernel)
-
-    def _run(self, lower: list[Job], compile_them: list[Job]) -> None:
-        if lower and backends.compiles():
-            self.runs[Running([*lower, *compile_them], min(self._most, len(lower)))] = len(lower)
 
     def _is_own(self, number: int) -> bool:
         return number % self._ranks == init().local_rank
@@ -151,13 +161,15 @@ def compile_all(needed: NeededKernels) -> None:
     """
     world = init()
     needed.begin()
-    needed.begin_later()
-    wait(needed.runs)
+    needed.wait_for_programs()
     world.barrier()
     known = [each for kernel in needed.now for each in kernel.compilations()]
     begun = [each for kernel in needed.now for each in kernel.lower().ahead(kernel.options)]
     compile_missing([each for each in known if each not in begun], world.local_rank, world.local_size)
-    wait({run: len(run.jobs) for run in needed.runs}, None if world.local_rank else COMPILING)
-    world.barrier()
-    for kernel in needed.now:
-        kernel.prepare()
+    with progress_bar(COMPILING, False if world.local_rank else None, len(needed.now)) as advance:
+        for kernel in needed.now:
+            needed.wait_for(kernel)
+            world.barrier()
+            kernel.prepare()
+            advance(1)
+    needed.begin_later()  # not before: processes on one core share its units at any priority

@@ -109,7 +109,7 @@ class DeviceProgram:
         self._transport: transports.Transport | None = None  # once a step uses it
         self._queue_transport: transports.Transport | None = None
         self._is_loaded = False  # once a call was made
-        self._are_asked_for = False  # its kernels, to compile those of several programs at once
+        self._ahead: list[Compilation] | None = None  # its kernels, once they are asked for
 
     def build(self) -> DeviceProgram:
         """Collective: compile the kernels; returns the program."""
@@ -173,7 +173,7 @@ class DeviceProgram:
         if not self.is_alone and not self.peer_group.is_whole:
             assert self.transport  # opened now, where all ranks are
         self.spared = transports.QUEUE_SMS if leads_out(self._lowered.body, self.target) else 0
-        if not self._are_asked_for:
+        if self._ahead is None:
             self._compile_ahead()
         self._steps = self._step(self._lowered.body)
         self._generation = generation
@@ -213,19 +213,29 @@ class DeviceProgram:
         return control.branch(self, stmt, bodies, where)
 
     def compile(self, func: ir.PrimFunc, check: KernelCheck | None = None) -> Any:
-        """The kernel; one rank of each node checks and compiles, the others find the result in the cache."""
-        return once_per_node(self._group, self._is_first_of_node, partial(self._compiled, func, check))
+        """The kernel, checked and compiled. Collective."""
+        made = stock.KernelCompilation(func, REWRITES, check, self.options)
+        return self._on_node(made, partial(self._compiled, made))
 
-    def _compiled(self, func: ir.PrimFunc, check: KernelCheck | None) -> Any:
+    def _compiled(self, made: stock.KernelCompilation) -> Any:
         """The kernel. Raises ShapeError, UnsupportedError: stock TileLang cannot compile it."""
         generate = partial(stock.generate, target=self._code_target, pass_configs=self.options.get("pass_configs"))
-        with explained(func, generate, self.program.launches[0].where):
-            return stock.KernelCompilation(func, REWRITES, check, self.options).run()
+        with explained(made.func, generate, self.program.launches[0].where):
+            return made.run()
+
+    def device_code(self, text: str) -> bytes:
+        """CUDA text compiled for the device. Collective."""
+        return self._on_node(made := stock.TextCompilation(text, self._code_target), made.run)
+
+    def _on_node(self, compilation: Compilation, run: Callable[[], Any]) -> Any:
+        """The result of a compilation. One rank of a node is the first to run it, unless it was compiled ahead."""
+        is_first = self._is_first_of_node or compilation in (self._ahead or ())
+        return once_per_node(self._group, is_first, run)
 
     def compilations(self) -> list[Compilation]:
         """The kernels, as far as they are known before the build, which leaves them to the caller."""
-        self._are_asked_for = True
-        return compilations(self, self._lowered, self._code_target)
+        self._ahead = compilations(self, self._lowered, self._code_target)
+        return self._ahead
 
     def _compile_ahead(self) -> None:
         """Collective: compile several kernels in parallel, over the ranks and CPU cores of a node, into the cache."""
@@ -242,11 +252,6 @@ class DeviceProgram:
     @property
     def _is_first_of_node(self) -> bool:
         return self._number_in_node[0] == 0
-
-    def device_code(self, text: str) -> bytes:
-        """CUDA text compiled for the device, once on each node; the other ranks find it in the cache. Collective."""
-        make = partial(stock.device_code, text, self._code_target)
-        return once_per_node(self._group, self._is_first_of_node, make)
 
     @property
     def _code_target(self) -> Any:

@@ -22,7 +22,7 @@ _SUFFICIENT = {f"{_TILELANG}{name}>" for name in _OWN} | {f"#include <{name}>" f
 
 _READ = ("cmath", "cstdint", "cstring", "iosfwd", "limits", "type_traits", "utility")
 _GUARDS = [f"_GLIBCXX_{name}" for name in "ALGORITHM FUNCTIONAL IOMANIP IOSTREAM MUTEX STDEXCEPT VECTOR".split()]
-_IF = "#if defined(_GLIBCXX_RELEASE) && _GLIBCXX_RELEASE == 12\n"
+_IF = "#if defined(_GLIBCXX_RELEASE) && _GLIBCXX_RELEASE >= 11 && _GLIBCXX_RELEASE <= 13\n"
 _BEGIN = "".join(f"#include <{name}>\n" for name in _READ) + _IF + "".join(
     f'#pragma push_macro("{name}")\n#undef {name}\n#define {name} 1\n' for name in _GUARDS
 ) + "#endif\n"  # fmt: skip
