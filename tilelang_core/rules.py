@@ -15,6 +15,7 @@ from tvm import IRModule, tirx
 from tvm.ir import structural_equal
 from tvm.tirx.stmt_functor import post_order_visit
 
+from tilelang_core.prover import proving
 from tilelang_core.rewrite import at
 
 __all__ = ["broken_rule", "counted_from_the_begin"]
@@ -54,7 +55,8 @@ def counted_from_the_begin(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with indices that are always negative counted from the end, as TileLang has them."""
     if not _may_count_from_the_end(func):
         return func  # TileLang's pass can take a second to try to prove that they are
-    counted = tilelang.transform.LegalizeNegativeIndex()(IRModule({"main": func}))["main"]
+    with proving():
+        counted = tilelang.transform.LegalizeNegativeIndex()(IRModule({"main": func}))["main"]
     if structural_equal(func, counted):
         return func
     for old, new in zip(_statements(func), _statements(counted), strict=True):
