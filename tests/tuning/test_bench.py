@@ -69,7 +69,7 @@ def test_rows_of_both_works_have_the_form(monkeypatch: pytest.MonkeyPatch):
     assert {work for work, _ in times} == {"put", "allreduce", "all_gather", "ag_gemm", "gemm_rs", "gemm_ar"}
     assert times["allreduce", "tilescale"] < times["allreduce", "nccl"]
     for work in ("ag_gemm", "gemm_rs", "gemm_ar"):
-        assert times[work, "product alone"] < times[work, "nccl, in order"]
+        assert times[work, "GEMM alone"] < times[work, "nccl, in order"]
 
 
 def test_every_collective_at_every_size_has_its_systems():

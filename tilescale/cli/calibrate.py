@@ -103,7 +103,7 @@ def _rows(found: Measured) -> Iterator[tuple[str, ...]]:
         yield "launch", "nothing", launch.mode, f"{launch.us:.4g} us", _spread(launch.spread)
     for product in found.products:
         at = " x ".join(map(str, product.shape))
-        yield "product", f"{product.by} {product.dtype}", at, f"{product.us:.4g} us", _spread(product.spread)
+        yield "GEMM", f"{product.by} {product.dtype}", at, f"{product.us:.4g} us", _spread(product.spread)
     for made in found.collectives:
         what = f"{made.operation} {made.algorithm}"
         yield "collective", what, format_bytes(made.nbytes), f"{made.us:.4g} us", _spread(made.spread)

@@ -39,7 +39,7 @@ GRAPHED = 256
 FUSED_ROWS = 1024
 """Rows up to which PyTorch's fused operators take part: with more they did not end (PyTorch 2.11, no multicast)."""
 
-OURS, NCCL, ALONE, SYMMETRIC = "tilescale", "nccl", "product alone", "symm_mem"
+OURS, NCCL, ALONE, SYMMETRIC = "tilescale", "nccl", "GEMM alone", "symm_mem"
 
 
 def bench(
