@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Train a Llama by a parallel plan: a model of transformers, its layers split over the ranks, parameters in float32.
 
+    pip install transformers
     tilescale run -n 2 examples/models/train_llama.py        # also without GPUs, emulated
 
 The idea: the plan is PyTorch's, the model is that of transformers. `ops.parallelize_module` takes both, and replaces
