@@ -17,7 +17,15 @@ from tilescale.backends.cuda.target import target_for
 from tilescale.errors import UnknownLevelError, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
-from tilescale.ops import expert_float8, expert_programs, grouped_float8, moe_tables, rounding, row_exchange
+from tilescale.ops import (
+    expert_float8,
+    expert_programs,
+    grouped_float8,
+    low_latency_program,
+    moe_tables,
+    rounding,
+    row_exchange,
+)
 from tilescale.ops.expert_float8 import Float8Form
 from tilescale.ops.key_cache import CacheLayout
 
@@ -82,6 +90,7 @@ def operators() -> list[Any]:
         grouped_float8.scaled_gated_program(2, 512, 512),
         expert_float8.layer_float8_program(2, 8, 8, 512, 512, "int64", Float8Form(True, True, True)),
         expert_float8.scatter_float8_program(2, 512, 8),
+        low_latency_program.low_latency_program(2, 8, 8, 512, 512, "bfloat16", "int64", False, 132),
         *(rounding.squares_program(512, "float8_e4m3fn", across) for across in (False, True)),
         decode(16, 4, 128, 128, "bfloat16", False, CacheLayout("bfloat16", 16)),
         decode(128, 1, 576, 512, "float16", True, CacheLayout("float8_e4m3fn", 64)),

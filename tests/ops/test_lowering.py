@@ -267,11 +267,13 @@ def test_rows_of_any_width_have_a_layout(name: str, given: tuple[Any, ...]):
 
 def test_rows_wait_for_blocks_of_lower_numbers_only():
     """So a grid of any extent makes progress, with any set of resident blocks."""
-    made, machine = import_module("tilescale.ops.row_exchange"), Machine.load("h200-sxm-8")
-    for func in (made.scatter_program(2, 512, 2), made.sum_program(2, 512, 2, "bfloat16", 8, True)):
+    made, few = (import_module(f"tilescale.ops.{name}") for name in ("row_exchange", "low_latency_program"))
+    machine = Machine.load("h200-sxm-8")
+    programs = [made.scatter_program(2, 512, 2), made.sum_program(2, 512, 2, "bfloat16", 8, True)]
+    for func in (*programs, few.low_latency_program(2, 8, 2, 512, 512, "bfloat16", "int64", None, 132)):
         taken_apart = taken(func)
-        ((phase, launch),) = phases(taken_apart.body)
-        assert waits_across(phase, launch, taken_apart, machine, {"device": 2}) is None
+        for phase, launch in phases(taken_apart.body):
+            assert waits_across(phase, launch, taken_apart, machine, {"device": 2}) is None
 
 
 def of(n: int, k: int, tiles: GemmTiling, *how: bool, dtype: str = "bfloat16") -> GemmSpec:
@@ -286,6 +288,7 @@ WIDE = (CacheLayout("bfloat16"), CacheLayout("bfloat16"))
 HEADS = ("bfloat16", False, True, 0.1)
 BLOCKS = GemmSpec(512, 512, "float8_e4m3fn", block_tiling(4096), True, False, blocks=True)
 FLOAT8_EXPERTS = 2, 8, 2, 512, 512, "int64"
+FEW_TOKENS = 2, 8, 2, 512, 512, "bfloat16", "int64", False, 132
 PERSISTENT = replace(LARGE, stages=3)
 OPERATORS = {
     "ag_gemm": made("ag_gemm", "program", 2, of(512, 512, LARGE, True, True), True),
@@ -319,6 +322,7 @@ OPERATORS = {
     "float8 experts": made("expert_float8", "layer_float8_program", *FLOAT8_EXPERTS, Float8Form()),
     "float8 sums": made("expert_float8", "layer_float8_program", *FLOAT8_EXPERTS, Float8Form(narrow_sums=True)),
     "trained in float8": made("expert_float8", "layer_float8_program", *FLOAT8_EXPERTS, Float8Form(keeps=True)),
+    "few tokens": made("low_latency_program", "low_latency_program", *FEW_TOKENS),
     "rounding": made("rounding", "rows_program", 4096, "float8_e4m3fn"),
     "rounding squares": made("rounding", "squares_program", 512, "float8_e4m3fn", True),
     "rounding tiles": made("rounding", "tiles_program", None, 512, "float8_e4m3fn", True, True),
@@ -349,6 +353,10 @@ NEEDED = {
     "gradients of experts": [OWN, WHICH],
     "experts": [BEFORE, OWN, SHARE],
     **dict.fromkeys(("float8 experts", "trained in float8"), [BEFORE, WHICH, SHARE]),
+    "few tokens": [
+        "before the store to total: threads synchronize (stored)",  # zeros, which other threads add to
+        *(f"before the store to {name}: threads synchronize (read)" for name in ("turned", "out")),  # of the last tile
+    ],
     "float8 sums": [BEFORE, WHICH, *(f"before the load of {name}: threads synchronize (stored)" for name in TABLES)],
 }
 

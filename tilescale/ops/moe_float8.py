@@ -15,6 +15,7 @@ from tilescale.ops.grouped_float8 import check_scales
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of, more_rows, new_tensors
 from tilescale.ops.moe_gradient import SAVED, gradients
+from tilescale.ops.moe_low_latency import layer_of_few
 from tilescale.ops.moe_tables import (
     DROPPED,
     arriving_choices,
@@ -101,6 +102,10 @@ def float8_layer(
     if of_gate_up is None or of_down is None:
         (gate_up, of_gate_up), (down, of_down) = _quantized(gate_up), _quantized(down)
     team, (experts, features, inner), choices = team_of(group), down.shape, chosen.shape[1]
+    if not (keeps or narrow_sums):
+        few = layer_of_few(x, (chosen, weights), (gate_up, down), (of_gate_up, of_down), most, room, team)
+        if few is not None:
+            return few
     size, groups, form = team.size, most * features // GROUP, Float8Form(of_down.ndim == 2, narrow_sums, keeps)
     numbers, shares = padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)
     of_choices, wide_sums = arriving_choices(size, most, choices), (size, most, features * x.itemsize // 4)

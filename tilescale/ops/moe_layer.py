@@ -31,6 +31,7 @@ from tilescale.ops.layout import dtype_of, more_rows, new_tensors
 from tilescale.ops.moe_choice import Router
 from tilescale.ops.moe_float8 import check_recipe, float8_layer, scales_of_experts
 from tilescale.ops.moe_gradient import SAVED, gradients, words_of
+from tilescale.ops.moe_low_latency import layer_of_few
 from tilescale.ops.moe_route import check_choices, room_for
 from tilescale.ops.moe_tables import (
     ALIGN,
@@ -221,6 +222,9 @@ def _layer(
 ) -> list[torch.Tensor]:
     """The sums, and the number of dropped choices; then the tensors saved for a backward, with `keeps`."""
     team, (experts, features, inner), choices = team_of(group), down.shape, chosen.shape[1]
+    few = None if keeps else layer_of_few(x, (chosen, weights), (gate_up, down), None, most, room, team)
+    if few is not None:
+        return few
     numbers, shares = padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)
     of_choices = arriving_choices(team.size, most, choices)
     of_tokens = words_of(x, team.size, most)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""The low-latency form of a layer of experts, and the choice between it and the throughput form by the machine model.
+
+See `low_latency_program.py`. Three grids become one, tokens leave together with the choices, and GEMMs load hardly more
+than weights. But all tokens go to all ranks, every block counts the choices, and each 32 rows of an expert load its
+weights again, from the cache.
+"""
+
+import math
+from functools import lru_cache
+
+import torch
+
+from tilescale.collectives import estimate
+from tilescale.comm import Team
+from tilescale.cost.calibrated import in_force
+from tilescale.hda import Machine
+from tilescale.hda.current import current_machine
+from tilescale.ops.arguments import dense
+from tilescale.ops.few_rows_gemm import ROWS
+from tilescale.ops.float8_wire import GROUP
+from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import dtype_of, more_rows, new_tensors
+from tilescale.ops.low_latency_program import COUNTED, HIGH, RESIDENT, low_latency_program, padded
+from tilescale.ops.moe_tables import padded_choices
+from tilescale.ops.products import at_once
+from tilescale.ops.whole_tensors import is_split
+from tilescale.ops.workspace import workspace_of
+from tilescale.passes.overlap.tile_cost import places_of
+from tilescale.runtime import ahead
+
+KEPT = 4096
+"""Decisions that are kept, those used last."""
+
+CHOICE_BYTES, WORD_BYTES = 8, 4
+"""Bytes of an expert's number and its weight, and of a word."""
+
+
+@lru_cache(KEPT)
+def _takes_few(machine: Machine, size: int, most: int, choices: int, row_bytes: int, sum_bytes: int) -> bool:
+    """Three grids become one, and choices and tokens leave together; but all tokens go to all ranks, and every block
+    counts the choices."""
+    if is_split(machine, size):
+        return False
+    known, level = in_force(machine), machine.tensor_level
+
+    def exchanged(row: float) -> float:
+        """Seconds for so many bytes of each token to and from each rank."""
+        if size == 1:
+            return 0.0
+        return estimate(known, level.name, "all_to_all", "direct", size * most * row, units=range(size)).seconds
+
+    shared = 1 - (1 - 1 / size) ** choices  # of the tokens, that a rank needs
+    blocks = size * most * sum_bytes // (2 * GROUP * HIGH)
+    waves = math.ceil(blocks / (RESIDENT * places_of(machine)))
+    counting = waves * size * math.ceil(most * choices / COUNTED) * machine.layer_for("global").latency
+    throughput = 2 * level.launch + sum(
+        map(exchanged, (choices * CHOICE_BYTES, shared * row_bytes, shared * sum_bytes))
+    )
+    return counting + exchanged(row_bytes) + exchanged(sum_bytes) < throughput
+
+
+def layer_of_few(
+    x: torch.Tensor,
+    choice: tuple[torch.Tensor, torch.Tensor],
+    experts: tuple[torch.Tensor, torch.Tensor],
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    most: int,
+    room: int,
+    team: Team,
+) -> list[torch.Tensor] | None:
+    """The sums, and the number of dropped choices; None if the throughput form takes less time, by the machine model.
+
+    Args:
+        choice: numbers of experts, and their weights.
+        experts: gate_up and down; float8 with `scales`.
+    """
+    (chosen, weights), (gate_up, down), size = choice, experts, team.size
+    (local, features, inner), choices = down.shape, chosen.shape[1]
+    bytes_of_rows = features * down.itemsize, features * x.itemsize
+    if features % GROUP or not (ahead.is_dry() or _takes_few(current_machine(), size, most, choices, *bytes_of_rows)):
+        return None
+    by_rows = None if scales is None else scales[1].ndim == 2
+    shape = local, choices, features, inner, dtype_of(x), dtype_of(chosen), by_rows, at_once()
+    made = kernel(low_latency_program, team, *shape)
+    if ahead.is_dry():
+        ahead.also_needed(made)
+        return None
+    groups, sent, words = most * features // GROUP, padded(most * choices), GROUP // WORD_BYTES
+    of_groups, of_rows, of_active = (
+        shape if scales else (1, 1) for shape in ((size, groups), (features // GROUP, room), (inner // GROUP, room))
+    )
+    in_chosen, in_shares, in_rows, in_scales, in_sums = workspace_of(team).symmetric(
+        torch.int32,
+        *((size, sent), (size, sent), (size, groups, words * down.itemsize), of_groups),
+        (size, groups, words * x.itemsize),
+    )
+    dropped, owners, places, *memory = new_tensors(
+        x,
+        *(((local,), torch.int32), ((room // ROWS,), torch.int32), ((size, most, choices), torch.int32)),
+        *(((room, features), down.dtype), (of_rows, torch.float32)),
+        *(((room, inner), down.dtype), (of_active, torch.float32), ((room, features), x.dtype)),
+        apart=(0,),
+    )
+    of_gate_up, of_down = scales or [weights.new_empty(1, 1, 1, dtype=torch.float32)] * 2
+    result = x.new_empty(most, features)
+    made(
+        more_rows(dense(x), most).view(groups, GROUP),
+        *(padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)),
+        *(dense(gate_up), dense(of_gate_up), dense(down), dense(of_down)),
+        *(in_chosen, in_shares.view(torch.float32), in_rows.view(down.dtype), in_scales.view(torch.float32)),
+        *(in_sums.view(x.dtype), dropped, owners, places, *memory, result.view(groups, GROUP)),
+    )
+    return [result[: len(x)], dropped]
