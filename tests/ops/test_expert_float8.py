@@ -66,7 +66,7 @@ def test_rows_and_products_that_are_kept():
     """Rows are quantized tokens, exactly; products are those of these rows."""
     given, experts, x = run_layer(2, ROUTES["random"](2), Float8Form(keeps=True), seed=0)
     for rank, tensors in enumerate(given):
-        wide, hidden, owners, places = (tensors[i] for i in (-7, -6, 17, 21))
+        wide, hidden, owners, places = (tensors[i] for i in (-7, -6, 18, 22))
         for home, place in enumerate(places):
             for row in place[place >= 0].tolist():
                 gate_up, _, of_gate_up, _ = experts[rank * LOCAL + int(owners[row // 128])]
@@ -109,7 +109,7 @@ def arguments(
     kept = [(ROOM, FEATURES), (ROOM, 2 * INNER)] if form.keeps else [(1, 1), (1, 1)]
     rows = numbers(ROOM, FEATURES), of_numbers(FEATURES // 128, ROOM), *(sums(*shape) for shape in kept)
     active = numbers(ROOM, INNER), of_numbers(1, ROOM)
-    given = x, chosen.reshape(-1), weights.reshape(-1), gate_up, of_gate_up, down, of_down
+    given = x, of_numbers(1), chosen.reshape(-1), weights.reshape(-1), gate_up, of_gate_up, down, of_down
     arrived = torch.full(of_choices, -9, dtype=torch.int32), of_numbers(*of_choices), *inboxes
     made = sums(ROOM, FEATURES), sums(MOST, FEATURES), row_exchange.sharers(FEATURES, 8, MOST)
     return [*given, *arrived, *tables, *rows, *active, *made]
@@ -156,6 +156,10 @@ def test_tokens_with_infinities_are_nan():
         (lambda given: {"float8": ops.Float8("blockwise", torch.bfloat16)}, "scales and float8"),
         (lambda given: {"float8": ops.Float8()}, "float8 is Float8"),
         (lambda given: {"wire": "float8"}, "wire is 'float8'"),
+        (lambda given: {"x_scales": torch.ones(3)}, "x is torch.bfloat16"),
+        (lambda given: {"x": given["x"].to(torch.float8_e4m3fn)}, "x is torch.float8_e4m3fn"),
+        (lambda given: {"x": given["x"].to(torch.float8_e4m3fn), "x_scales": torch.ones(2)}, "x_scales has shape"),
+        (lambda given: BFLOAT | {"x_scales": torch.ones(3)}, "x_scales is given, scales is None"),
         (lambda given: BFLOAT | {"wire": "float8_e4m3fn"}, "wire is 'float8_e4m3fn'"),
         (lambda given: {"gate_up": given["gate_up"][:, :96], "down": given["down"][..., :48]}, "inner of 128"),
     ],
@@ -166,6 +170,24 @@ def test_mistakes_of_float8_experts_are_named(change, message: str):
     given |= change(given)
     with pytest.raises(ArgumentError, match=message):
         ops.moe_layer(choice=(torch.zeros(3, 1).long(), torch.ones(3, 1)), **given)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "wire"), [("groups", None), ("rows", None), ("rows", "float8_e4m3fn"), ("tensor", None)]
+)
+def test_tokens_in_float8(scaling: str, wire: str | None):
+    """Scales of groups, of rows, and one number; by both forms."""
+    experts = [random_expert(256, 128) for _ in range(2)]
+    gate_up, down, *scales = (torch.stack(each) for each in zip(*experts, strict=True))
+    shape = {"groups": (2, 3, 2), "rows": (2, 3), "tensor": ()}[scaling]
+    x, of_x = torch.randn(2, 3, 256).to(torch.float8_e4m3fn), 2.0 ** torch.randint(-3, 3, shape)
+    chosen, weights = torch.randint(0, 2, (6, 2)), torch.rand(6, 2)
+    given = x, (chosen, weights), gate_up, down
+    y = ops.moe_layer(*given, scales=tuple(scales), x_scales=of_x, wire=wire, most=8)
+    each = of_x.expand(2, 3, 2) if of_x.ndim != 2 else of_x[..., None].expand(2, 3, 2)
+    plain = (x.double() * each.double().repeat_interleave(128, -1)).flatten(0, 1)
+    assert y.dtype == torch.bfloat16 and y.shape == x.shape
+    near(scaling, y.flatten(0, 1), wanted(plain, chosen, weights, experts))
 
 
 @pytest.mark.parametrize("by_rows", [False, True])

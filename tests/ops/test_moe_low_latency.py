@@ -44,7 +44,7 @@ def run(
         dropped = torch.full((local,), -77, dtype=torch.int32)
         per_device.append(
             [
-                *(x[r].view(groups, 128), chosen[r].reshape(-1), weights[r].view(-1)),
+                *(x[r].view(groups, 128), of_numbers(1), chosen[r].reshape(-1), weights[r].view(-1)),
                 *(gate_up, of_gate_up, down, of_down),
                 *(torch.full((size, sent), -9, dtype=torch.int32), of_numbers(size, sent)),
                 *(of_numbers(size, groups, 128).to(given), of(size, groups), of_numbers(size, groups, 128).bfloat16()),
@@ -58,7 +58,7 @@ def run(
     kind = str(chosen.dtype).removeprefix("torch.")
     shape = size, local, choices, features, inner, "bfloat16", kind, by_rows, 3
     tilescale.emulate(low_latency_program.low_latency_program(*shape), per_device, schedule_seed=seed)
-    return [(tensors[-1].view(most, features), tensors[12]) for tensors in per_device]
+    return [(tensors[-1].view(most, features), tensors[13]) for tensors in per_device]
 
 
 @pytest.mark.parametrize(("size", "route"), [*enumerate(FEW, 1), (7, "all to the last expert"), (8, "random")])
@@ -66,7 +66,7 @@ def test_few_tokens_of_float8_experts(size: int, route: str):
     """Like by the throughput form, which adds up in other tiles."""
     chosen, by_rows = FEW[route](size), size % 2 == 0
     tensors, experts, x = run_layer(size, chosen, Float8Form(by_rows), seed=0)
-    weights = torch.stack([given[2].view(MOST, CHOICES) for given in tensors])
+    weights = torch.stack([given[3].view(MOST, CHOICES) for given in tensors])
     for given, (y, dropped) in zip(tensors, run(x, chosen, weights, experts, by_rows, seed=size % 3), strict=True):
         assert torch.equal(y, given[-2]) and not dropped.any()
 

@@ -122,7 +122,7 @@ def test_a_layer_of_experts_is_an_operator(keeps: bool):
 def test_a_layer_of_float8_experts_is_an_operator(keeps: bool):
     gate_up, down, *scales = (t[None] for t in random_expert(128, 128))
     x, chosen = torch.randn(3, 128).bfloat16(), torch.zeros(3, 1).long()
-    given = x, chosen, torch.ones(3, 1), gate_up, down, *scales, 3, 128, not keeps, keeps, ""
+    given = x, chosen, torch.ones(3, 1), gate_up, down, *scales, None, 3, 128, not keeps, keeps, ""
     torch.library.opcheck(torch.ops.tilescale.moe_layer_float8, given, test_utils="test_faketensor")
     if keeps:
         _, _, rows, hidden, *tables = torch.ops.tilescale.moe_layer_float8(*given)

@@ -33,21 +33,19 @@ HIGH = 64
 
 
 @T.macro
-def load_groups(given, x, which, X, order, owner, first, most):
+def load_groups(given, which, X, order, owner, first, most):
     """Consecutive groups of the tokens that go to a rank; beyond the last token, those of a valid one."""
     each = int(X.shape[1]) // GROUP
     for i in T.Parallel(HIGH):
         which[i] = order[owner, T.min((first + i) // each, most - 1)]
     for i, j in T.Parallel(HIGH, GROUP):
         given[i, j] = X[which[i], (first + i) % each * GROUP + j]
-    for i, j in T.Parallel(HIGH, GROUP):
-        x[i, j] = T.cast(given[i, j], "float32")
 
 
 @T.macro
-def scatter_float8_grid(X, order, sent, inbox, in_scales, received, places, R, of_R, wide, keeps):
+def scatter_float8_grid(X, of_X, order, sent, inbox, in_scales, received, places, R, of_R, wide, keeps):
     """R[places[s, i]] = X[order[s][i]] of rank s in float8, and in a column of of_R the scales of that row; `wide` has
-    the rows times their scales, if it `keeps` them.
+    the rows times their scales, if it `keeps` them. Float8 tokens have the scales `of_X`, others are quantized.
 
     A tile is a number of groups of consecutive tokens, not of a whole number of tokens. A rank sends its own tokens to
     itself as well, last.
@@ -74,9 +72,16 @@ def scatter_float8_grid(X, order, sent, inbox, in_scales, received, places, R, o
                     owner, first = (T.alloc_var("int32") for _ in range(2))  # short indices take less time to lower
                     owner, first = (rank + 1 + number // pieces) % size, number % pieces * HIGH
                     if first < sent[owner] * each:
-                        load_groups(given, x, which, X, order, owner, first, most)
-                        quantize(x, sizes, top, scale, inverse, end, q, last_of("float32"))
-                        T.copy(q, inbox[rank, first, 0], dst=owner)
+                        load_groups(given, which, X, order, owner, first, most)
+                        if X.dtype == WIRE:
+                            for i in T.Parallel(HIGH):
+                                scale[i] = of_X[which[i] * each + (first + i) % each]
+                            T.copy(given, inbox[rank, first, 0], dst=owner)
+                        else:
+                            for i, j in T.Parallel(HIGH, GROUP):
+                                x[i, j] = T.cast(given[i, j], "float32")
+                            quantize(x, sizes, top, scale, inverse, end, q, last_of("float32"))
+                            T.copy(q, inbox[rank, first, 0], dst=owner)
                         T.copy(scale, in_scales[rank, first], dst=owner)
                         T.signal(arrived[rank, first // (chunk * HIGH)], dst=owner)
             else:
@@ -213,7 +218,7 @@ def scatter_float8_program(size: int, features: int, copies: int) -> Any:
         R: T.Tensor((room, features), WIRE),
         of_R: T.Tensor((features // GROUP, room), "float32"),
     ):
-        scatter_float8_grid(X, order, sent, inbox, in_scales, received, places, R, of_R, R, False)
+        scatter_float8_grid(X, in_scales, order, sent, inbox, in_scales, received, places, R, of_R, R, False)
 
     return scatter_float8
 
@@ -226,11 +231,13 @@ class Float8Form:
         by_rows: whether each row of the weights has a scale, else each square of 128 x 128.
         narrow_sums: whether sums travel as float8.
         keeps: whether quantized tokens and the products of the first GEMM are kept as bfloat16, for a backward.
+        quantized: whether tokens are float8 with scales of groups.
     """
 
     by_rows: bool = False
     narrow_sums: bool = False
     keeps: bool = False
+    quantized: bool = False
 
     def scales(self, local: int, rows: int, columns: int) -> tuple[int, ...]:
         """The shape of the scales of the weights of `local` experts."""
@@ -247,7 +254,8 @@ def layer_float8_program(
 
     @T.prim_func
     def moe_layer_float8(
-        X: T.Tensor((most, features), DTYPE),
+        X: T.Tensor((most, features), WIRE if form.quantized else DTYPE),
+        of_X: T.Tensor((groups,) if form.quantized else (1,), "float32"),
         chosen: T.Tensor((numbers,), kind),
         shares: T.Tensor((numbers,), "float32"),
         gate_up: T.Tensor((local, 2 * inner, features), WIRE),
@@ -284,7 +292,7 @@ def layer_float8_program(
     ):
         tables = W, counts, dropped, owners, order, sent, received, places, before
         tables_grids(chosen, shares, in_chosen, in_shares, counted, tables, True)
-        scatter_float8_grid(X, order, sent, in_rows, in_scales, received, places, rows, of_rows, wide, form.keeps)
+        scatter_float8_grid(X, of_X, order, sent, in_rows, in_scales, received, places, rows, of_rows, wide, form.keeps)
         scaled_gated_grid(rows, of_rows, gate_up, of_gate_up, owners, hidden, active, of_active, size, form.keeps)
         scaled_grid(active, of_active, down, of_down, owners, made, size)
         if form.narrow_sums:

@@ -51,26 +51,29 @@ def send_choices(chosen, shares, in_chosen, in_shares, known, tile, blocks, rank
 
 
 @T.macro
-def send_groups(X, inbox, in_scales, arrived, first, flag, rank):
+def send_groups(X, of_X, inbox, in_scales, arrived, first, flag, rank):
     """Send consecutive groups of tokens to all ranks, in float8 if the inbox is."""
     size, groups = int(inbox.shape[0]), X.shape[0]
     given = T.alloc((HIGH, GROUP), X.dtype, level="l0")
     for i, j in T.Parallel(HIGH, GROUP):
         given[i, j] = X[T.min(first + i, groups - 1), j]
     if inbox.dtype == WIRE:
+        scale = T.alloc((HIGH,), "float32", level="l0")
+    if X.dtype == WIRE:
+        for i in T.Parallel(HIGH):
+            scale[i] = of_X[T.min(first + i, groups - 1)]
+    elif inbox.dtype == WIRE:
         x, sizes = (T.alloc((HIGH, GROUP), kind, level="l0") for kind in ("float32", "int32"))
         top, q = T.alloc((HIGH,), "int32", level="l0"), T.alloc((HIGH, GROUP), WIRE, level="l0")
-        scale, inverse, end = (T.alloc((HIGH,), "float32", level="l0") for _ in range(3))
+        inverse, end = (T.alloc((HIGH,), "float32", level="l0") for _ in range(2))
         for i, j in T.Parallel(HIGH, GROUP):
             x[i, j] = T.cast(given[i, j], "float32")
         quantize(x, sizes, top, scale, inverse, end, q, last_of("float32"))
     for step in T.serial(size):  # the next rank first, not all to one
         other = (rank + 1 + step) % size
+        T.copy(given if X.dtype == inbox.dtype else q, inbox[rank, first, 0], dst=other)
         if inbox.dtype == WIRE:
-            T.copy(q, inbox[rank, first, 0], dst=other)
             T.copy(scale, in_scales[rank, first], dst=other)
-        else:
-            T.copy(given, inbox[rank, first, 0], dst=other)
     for other in T.serial(size):  # one wait for the stores to all of them
         T.signal(arrived[rank, flag], dst=other)
 
@@ -166,7 +169,7 @@ def write_rows(R, of_R, inbox, in_scales, row, source, first, each):
 
 
 @T.macro
-def dispatch_grid(X, chosen, shares, in_chosen, in_shares, inbox, in_scales, tables, R, of_R):
+def dispatch_grid(X, of_X, chosen, shares, in_chosen, in_shares, inbox, in_scales, tables, R, of_R):
     """R[places[s, t]] = X[t] of rank s, in float8 if R is; and the other tables of the GEMMs."""
     dropped, owners, places = tables
     size, groups, copies, local = int(inbox.shape[0]), inbox.shape[1], int(places.shape[2]), int(dropped.shape[0])
@@ -184,7 +187,7 @@ def dispatch_grid(X, chosen, shares, in_chosen, in_shares, inbox, in_scales, tab
             if z == 0:
                 send_choices(chosen, shares, in_chosen, in_shares, known, tile, blocks, rank)
             elif z == 1:
-                send_groups(X, inbox, in_scales, arrived, first, tile // chunk, rank)
+                send_groups(X, of_X, inbox, in_scales, arrived, first, tile // chunk, rank)
             else:
                 source = (rank + size + 2 - z) % size
                 total, ahead, begin, whole = (T.alloc((local,), "int32", level="l1") for _ in range(4))
@@ -249,10 +252,17 @@ def low_latency_program(
     kind: str,
     by_rows: bool | None,
     blocks: int,
+    quantized: bool = False,
 ) -> Any:
-    """The forward of a layer for few tokens. `dtype`: of tokens; `kind`: of choices; `by_rows`: of float8 experts,
-    whether each row of the weights has a scale, else each square of 128 x 128; None for experts like tokens; `blocks`:
-    of the persistent grids of the GEMMs.
+    """The forward of a layer for few tokens.
+
+    Args:
+        dtype: of tokens and results.
+        kind: of choices.
+        by_rows: whether each row of float8 weights has a scale, else each square of 128 x 128; None for experts of
+            `dtype`.
+        blocks: of the persistent grids of the GEMMs.
+        quantized: whether tokens are float8 with scales of groups.
     """
     numbers, sent, most, groups = (T.dynamic(name) for name in ("numbers", "sent", "most", "groups"))
     room, tiles = T.dynamic("room"), T.dynamic("tiles")
@@ -271,7 +281,8 @@ def low_latency_program(
 
     @T.prim_func
     def moe_layer_low_latency(
-        X: T.Tensor((groups, GROUP), dtype),
+        X: T.Tensor((groups, GROUP), WIRE if quantized else dtype),
+        of_X: T.Tensor((groups,) if quantized else (1,), "float32"),
         chosen: T.Tensor((numbers,), kind),
         shares: T.Tensor((numbers,), "float32"),
         gate_up: T.Tensor((local, 2 * inner, features), given),
@@ -294,7 +305,7 @@ def low_latency_program(
         Y: T.Tensor((groups, GROUP), dtype),
     ):
         tables = dropped, owners, places
-        dispatch_grid(X, chosen, shares, in_chosen, in_shares, in_rows, in_scales, tables, rows, of_rows)
+        dispatch_grid(X, of_X, chosen, shares, in_chosen, in_shares, in_rows, in_scales, tables, rows, of_rows)
         few_gated_grid(rows, of_rows, gate_up, of_gate_up, owners, active, of_active, size, blocks)
         few_grid(active, of_active, down, of_down, owners, made, size, blocks)
         combine_grid(made, in_shares, places, in_sums, Y)

@@ -15,7 +15,7 @@ from tilescale.ops.grouped_float8 import check_scales
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of, more_rows, new_tensors
 from tilescale.ops.moe_gradient import SAVED, gradients
-from tilescale.ops.moe_low_latency import layer_of_few
+from tilescale.ops.moe_low_latency import layer_of_few, scales_of_groups
 from tilescale.ops.moe_tables import (
     DROPPED,
     arriving_choices,
@@ -32,7 +32,10 @@ from tilescale.ops.workspace import workspace_of
 WORDS = GROUP // 4
 """Words of a group of numbers."""
 
-RECIPE = Float8("blockwise", torch.bfloat16)
+DTYPE = torch.bfloat16
+"""Type of results, and of tokens without scales."""
+
+RECIPE = Float8("blockwise", DTYPE)
 """Recipe of training: experts are quantized in the call."""
 
 Scale = torch.Tensor | None
@@ -80,6 +83,23 @@ def _of_squares(name: str, scales: torch.Tensor, weight: torch.Tensor) -> torch.
     return scales
 
 
+def scales_of_tokens(scales: Any, x: torch.Tensor) -> Scale:
+    """The scales of all groups of the rows of x, (tokens, groups); None for x without scales.
+
+    Raises:
+        ArgumentError: unsupported scales.
+    """
+    if scales is None:
+        return None
+    shape = *x.shape[:-1], x.shape[-1] // GROUP
+    if isinstance(scales, torch.Tensor) and scales.shape == x.shape[:-1]:
+        scales = scales[..., None]
+    if isinstance(scales, torch.Tensor) and (scales.ndim == 0 or scales.shape == (*x.shape[:-1], 1)):
+        scales = scales.expand(shape)
+    check_scales("x_scales", scales, shape)
+    return scales.flatten(0, -2)
+
+
 @operator("moe_layer_float8")
 def float8_layer(
     x: torch.Tensor,
@@ -89,6 +109,7 @@ def float8_layer(
     down: torch.Tensor,
     of_gate_up: Scale,
     of_down: Scale,
+    of_x: Scale,
     most: int,
     room: int,
     narrow_sums: bool,
@@ -97,18 +118,19 @@ def float8_layer(
 ) -> list[torch.Tensor]:
     """The sums, and the number of dropped choices; then the tensors saved for a backward, with `keeps`.
 
-    Weights are float8 with scales, or bfloat16 without, and are quantized.
+    Weights and tokens are float8 with scales, or bfloat16 without, and are quantized.
     """
     if of_gate_up is None or of_down is None:
         (gate_up, of_gate_up), (down, of_down) = _quantized(gate_up), _quantized(down)
     team, (experts, features, inner), choices = team_of(group), down.shape, chosen.shape[1]
     if not (keeps or narrow_sums):
-        few = layer_of_few(x, (chosen, weights), (gate_up, down), (of_gate_up, of_down), most, room, team)
+        few = layer_of_few(x, (chosen, weights), (gate_up, down), (of_gate_up, of_down), of_x, most, room, team)
         if few is not None:
             return few
-    size, groups, form = team.size, most * features // GROUP, Float8Form(of_down.ndim == 2, narrow_sums, keeps)
+    size, groups = team.size, most * features // GROUP
+    form = Float8Form(of_down.ndim == 2, narrow_sums, keeps, of_x is not None)
     numbers, shares = padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)
-    of_choices, wide_sums = arriving_choices(size, most, choices), (size, most, features * x.itemsize // 4)
+    of_choices, wide_sums = arriving_choices(size, most, choices), (size, most, features * DTYPE.itemsize // 4)
     of_groups = (size, groups, WORDS), (size, groups)
     in_chosen, in_shares, in_rows, in_scales, in_sums, in_sum_scales = workspace_of(team).symmetric(
         torch.int32, of_choices, of_choices, *of_groups, *(of_groups if narrow_sums else (wide_sums, (1, 1)))
@@ -116,21 +138,21 @@ def float8_layer(
     of_rows, of_inner, none = (room, features), (room, inner), (1, 1)
     forms = [
         *forms_of_tables(size, experts, most, room, choices),
-        *((of_rows if keeps else none, x.dtype), ((room, 2 * inner) if keeps else none, x.dtype)),
+        *((of_rows if keeps else none, DTYPE), ((room, 2 * inner) if keeps else none, DTYPE)),
         *((of_rows, gate_up.dtype), ((features // GROUP, room), torch.float32)),
         *((of_inner, gate_up.dtype), ((inner // GROUP, room), torch.float32)),
-        *((of_rows, x.dtype), form_of_counts(size, experts, most, choices)),
+        *((of_rows, DTYPE), form_of_counts(size, experts, most, choices)),
     ]
     made = new_tensors(x, *forms, apart=range(SAVED) if keeps else (DROPPED,))
     *tables, wide, hidden, rows, of_row, active, of_active, products, counted = made
-    result = x.new_empty(most, features)
+    result = x.new_empty(most, features, dtype=DTYPE)
     kernel(layer_float8_program, team, experts, choices, features, inner, dtype_of(numbers), form)(
-        *(more_rows(dense(x), most), numbers, shares),
+        *(more_rows(dense(x), most), scales_of_groups(x, of_x, most), numbers, shares),
         *(dense(gate_up), dense(of_gate_up), dense(down), dense(of_down)),
         *(in_chosen, in_shares.view(torch.float32), in_rows.view(gate_up.dtype), in_scales.view(torch.float32)),
-        *(in_sums.view(gate_up.dtype if narrow_sums else x.dtype), in_sum_scales.view(torch.float32), counted, *tables),
+        *(in_sums.view(gate_up.dtype if narrow_sums else DTYPE), in_sum_scales.view(torch.float32), counted, *tables),
         *(rows, of_row, wide, hidden, active, of_active, products, result),
-        sharers(features, UNIT_BYTES // x.itemsize, most),
+        sharers(features, UNIT_BYTES // DTYPE.itemsize, most),
     )
     of_row_choices, counts, dropped, *others = tables
     return [result[: x.shape[0]], dropped, *([wide, hidden, of_row_choices, counts, *others] if keeps else [])]
@@ -144,19 +166,20 @@ def _quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @float8_layer.register_fake
 def _(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *given: Any) -> list[torch.Tensor]:
-    (experts, features, inner), (most, room, _, keeps, group) = given[1].shape, given[4:]
+    (experts, features, inner), (most, room, _, keeps, group) = given[1].shape, given[5:]
     of_rows, counts, dropped, *tables = new_tables(chosen, size_of(group), experts, most, room)
-    kept = [x.new_empty(room, features), x.new_empty(room, 2 * inner), of_rows, counts, *tables] if keeps else []
-    return [x.new_empty(x.shape), dropped, *kept]
+    wide = x.new_empty(0, dtype=DTYPE)
+    kept = [wide.new_empty(room, features), wide.new_empty(room, 2 * inner), of_rows, counts, *tables] if keeps else []
+    return [wide.new_empty(x.shape), dropped, *kept]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    _, _, weights, gate_up, down, of_gate_up, of_down, *_, ctx.group = inputs
+    x, _, weights, gate_up, down, of_gate_up, of_down, *_, ctx.group = inputs
     _, dropped, *kept = output
     ctx.save_for_backward(gate_up, down, of_gate_up, of_down, *kept)
     ctx.mark_non_differentiable(dropped, *kept)
     ctx.set_materialize_grads(False)
-    ctx.dtype = weights.dtype
+    ctx.dtype, ctx.learns_x = weights.dtype, x.dtype == DTYPE
 
 
 def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
@@ -165,7 +188,7 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     learns = of_gate_up is None
     wide = (gate_up, down) if learns else (_dequantized(gate_up, of_gate_up), _dequantized(down, of_down))
     of_x, of_weights, *of_experts = gradients(grads[0], rows, hidden, tables, *wide, learns, ctx.group)
-    return of_x, None, of_weights.to(ctx.dtype), *(of_experts or (None, None)), *[None] * 7
+    return of_x if ctx.learns_x else None, None, of_weights.to(ctx.dtype), *(of_experts or (None, None)), *[None] * 8
 
 
 def _dequantized(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import one_of
 from tilescale.ops.layout import dtype_of, more_rows, new_tensors
 from tilescale.ops.moe_choice import Router
-from tilescale.ops.moe_float8 import check_recipe, float8_layer, scales_of_experts
+from tilescale.ops.moe_float8 import check_recipe, float8_layer, scales_of_experts, scales_of_tokens
 from tilescale.ops.moe_gradient import SAVED, gradients, words_of
 from tilescale.ops.moe_low_latency import layer_of_few
 from tilescale.ops.moe_route import check_choices, room_for
@@ -66,6 +66,7 @@ def moe_layer(
     shared: Pair | None = None,
     replicas: torch.Tensor | None = None,
     scales: Pair | None = None,
+    x_scales: torch.Tensor | None = None,
     float8: Float8 | None = None,
     wire: str | None = None,
     most: int | None = None,
@@ -76,7 +77,7 @@ def moe_layer(
 
     The ranks have equally many experts each, one rank's after the other's. Sums are made in one order, so results have
     the same bits each time. Nothing waits for the host, and a CUDA graph may have it. It can be differentiated: with
-    respect to x, weights or logits, gate_up, down and shared; but not float8 weights.
+    respect to x, weights or logits, gate_up, down and shared; but not float8 tensors.
 
     In float8, tokens are quantized before they are sent, and activations before they are multiplied by down: each 128
     numbers of a row have a scale, a power of two, by which they become at most 448. Gradients have GEMMs of bfloat16.
@@ -99,6 +100,8 @@ def moe_layer(
         scales: of gate_up and down in float8, float32: one number for each 128 rows and 128 columns, (experts of this
             rank, 2 * inner / 128, features / 128) and (experts of this rank, features / 128, inner / 128), as the
             `weight_scale_inv` of DeepSeek-V3; or one for each expert and row, or for each expert.
+        x_scales: of x in float8_e4m3fn, for float8 experts: (..., features / 128), one number for each 128 of a row; or
+            one for each row, or for all.
         float8: `Float8("blockwise", torch.bfloat16)`: bfloat16 weights are quantized in the call, by such squares.
         wire: "float8_e4m3fn": the weighted sums of float8 experts travel back as float8, each 128 numbers with a scale.
         most: tokens that any rank has at most, the same on all ranks. Left out, all have equally many.
@@ -108,7 +111,8 @@ def moe_layer(
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        Like x. With `room`: it, and how many choices of each expert of this rank were dropped, int32.
+        Like x, bfloat16 for float8. With `room`: it, and how many choices of each expert of this rank were dropped,
+        int32.
 
     Raises:
         ArgumentError: an unsupported argument; names it, and the supported ones.
@@ -116,7 +120,7 @@ def moe_layer(
     """
     x, gate_up, down = as_autocast(x, gate_up, down)
     check_recipe(float8, scales, wire)
-    _check_experts(x, gate_up, down, scales is not None, float8 is not None)
+    _check_experts(x, gate_up, down, scales is not None, float8 is not None, x_scales is not None)
     rows, name = x.flatten(0, -2), group_name(group)
     chosen, weights = _chosen(choice, router, bias, replicas)
     most = _most_tokens(rows, chosen, most)
@@ -125,21 +129,26 @@ def moe_layer(
     if most:
         given, extents = (rows, chosen, weights, gate_up, down), (most, -(-space // ALIGN) * ALIGN)
         keeps = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-        pair = scales_of_experts(scales, gate_up, down)
+        all_scales = *scales_of_experts(scales, gate_up, down), scales_of_tokens(x_scales, x)
         if scales is None and float8 is None:
             y, dropped, *_ = _layer(*given, *extents, keeps, name)
         else:
-            y, dropped, *_ = float8_layer(*given, *pair, *extents, bool(wire), keeps, name)
+            y, dropped, *_ = float8_layer(*given, *all_scales, *extents, bool(wire), keeps, name)
     else:
-        y, dropped = rows.clone(), chosen.new_zeros(len(gate_up), dtype=torch.int32)
+        y = rows.to(torch.bfloat16 if x_scales is not None else x.dtype, copy=True)
+        dropped = chosen.new_zeros(len(gate_up), dtype=torch.int32)
     if shared is not None:
         y = y + _mlp(rows, *as_autocast(*shared))
     return y.view(x.shape) if room is None else (y.view(x.shape), dropped)
 
 
-def _check_experts(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, scaled: bool, rounds: bool) -> None:
+def _check_experts(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, scaled: bool, rounds: bool, quantized: bool
+) -> None:
     is_float8 = scaled or rounds
-    check_tensor("x", x, None, (torch.bfloat16,) if is_float8 else PRODUCTS)
+    if quantized and not scaled:
+        raise ArgumentError("x_scales is given, scales is None", hint="float8 tokens are for float8 experts")
+    check_tensor("x", x, None, NARROW if quantized else (torch.bfloat16,) if is_float8 else PRODUCTS)
     for name, weight in ("gate_up", gate_up), ("down", down):
         if not scaled and isinstance(weight, torch.Tensor) and weight.dtype in NARROW:
             raise ArgumentError(f"{name} is {weight.dtype}", hint="give scales of gate_up and down")
@@ -222,7 +231,7 @@ def _layer(
 ) -> list[torch.Tensor]:
     """The sums, and the number of dropped choices; then the tensors saved for a backward, with `keeps`."""
     team, (experts, features, inner), choices = team_of(group), down.shape, chosen.shape[1]
-    few = None if keeps else layer_of_few(x, (chosen, weights), (gate_up, down), None, most, room, team)
+    few = None if keeps else layer_of_few(x, (chosen, weights), (gate_up, down), None, None, most, room, team)
     if few is not None:
         return few
     numbers, shares = padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)

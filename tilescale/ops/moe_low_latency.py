@@ -3,7 +3,7 @@
 
 See `low_latency_program.py`. Three grids become one, tokens leave together with the choices, and GEMMs load hardly more
 than weights. But all tokens go to all ranks, every block counts the choices, and each 32 rows of an expert load its
-weights again, from the cache.
+weights again: so it is for up to as many on average.
 """
 
 import math
@@ -20,7 +20,7 @@ from tilescale.ops.arguments import dense
 from tilescale.ops.few_rows_gemm import ROWS
 from tilescale.ops.float8_wire import GROUP
 from tilescale.ops.kernels import kernel
-from tilescale.ops.layout import dtype_of, more_rows, new_tensors
+from tilescale.ops.layout import dtype_name, dtype_of, more_rows, new_tensors
 from tilescale.ops.low_latency_program import COUNTED, HIGH, RESIDENT, low_latency_program, padded
 from tilescale.ops.moe_tables import padded_choices
 from tilescale.ops.products import at_once
@@ -54,10 +54,9 @@ def _takes_few(machine: Machine, size: int, most: int, choices: int, row_bytes: 
     blocks = size * most * sum_bytes // (2 * GROUP * HIGH)
     waves = math.ceil(blocks / (RESIDENT * places_of(machine)))
     counting = waves * size * math.ceil(most * choices / COUNTED) * machine.layer_for("global").latency
-    throughput = 2 * level.launch + sum(
-        map(exchanged, (choices * CHOICE_BYTES, shared * row_bytes, shared * sum_bytes))
-    )
-    return counting + exchanged(row_bytes) + exchanged(sum_bytes) < throughput
+    by_tables = choices * CHOICE_BYTES, shared * row_bytes, shared * sum_bytes
+    few = level.launch + counting + exchanged(row_bytes) + exchanged(sum_bytes)
+    return few < 3 * level.launch + sum(map(exchanged, by_tables))
 
 
 def layer_of_few(
@@ -65,6 +64,7 @@ def layer_of_few(
     choice: tuple[torch.Tensor, torch.Tensor],
     experts: tuple[torch.Tensor, torch.Tensor],
     scales: tuple[torch.Tensor, torch.Tensor] | None,
+    of_x: torch.Tensor | None,
     most: int,
     room: int,
     team: Team,
@@ -74,15 +74,18 @@ def layer_of_few(
     Args:
         choice: numbers of experts, and their weights.
         experts: gate_up and down; float8 with `scales`.
+        of_x: the scales of groups of x, if that is float8.
     """
     (chosen, weights), (gate_up, down), size = choice, experts, team.size
     (local, features, inner), choices = down.shape, chosen.shape[1]
-    bytes_of_rows = features * down.itemsize, features * x.itemsize
-    if features % GROUP or not (ahead.is_dry() or _takes_few(current_machine(), size, most, choices, *bytes_of_rows)):
+    dtype = torch.bfloat16 if scales else x.dtype
+    bytes_of_rows = features * down.itemsize, features * dtype.itemsize
+    is_few = most * choices <= local * ROWS and _takes_few(current_machine(), size, most, choices, *bytes_of_rows)
+    if features % GROUP or not (is_few or ahead.is_dry()):
         return None
     by_rows = None if scales is None else scales[1].ndim == 2
-    shape = local, choices, features, inner, dtype_of(x), dtype_of(chosen), by_rows, at_once()
-    made = kernel(low_latency_program, team, *shape)
+    shape = local, choices, features, inner, dtype_name(dtype), dtype_of(chosen), by_rows, at_once()
+    made = kernel(low_latency_program, team, *shape, of_x is not None)
     if ahead.is_dry():
         ahead.also_needed(made)
         return None
@@ -93,22 +96,27 @@ def layer_of_few(
     in_chosen, in_shares, in_rows, in_scales, in_sums = workspace_of(team).symmetric(
         torch.int32,
         *((size, sent), (size, sent), (size, groups, words * down.itemsize), of_groups),
-        (size, groups, words * x.itemsize),
+        (size, groups, words * dtype.itemsize),
     )
     dropped, owners, places, *memory = new_tensors(
         x,
         *(((local,), torch.int32), ((room // ROWS,), torch.int32), ((size, most, choices), torch.int32)),
         *(((room, features), down.dtype), (of_rows, torch.float32)),
-        *(((room, inner), down.dtype), (of_active, torch.float32), ((room, features), x.dtype)),
+        *(((room, inner), down.dtype), (of_active, torch.float32), ((room, features), dtype)),
         apart=(0,),
     )
     of_gate_up, of_down = scales or [weights.new_empty(1, 1, 1, dtype=torch.float32)] * 2
-    result = x.new_empty(most, features)
+    result = x.new_empty(most, features, dtype=dtype)
     made(
-        more_rows(dense(x), most).view(groups, GROUP),
+        *(more_rows(dense(x), most).view(groups, GROUP), scales_of_groups(x, of_x, most)),
         *(padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)),
         *(dense(gate_up), dense(of_gate_up), dense(down), dense(of_down)),
         *(in_chosen, in_shares.view(torch.float32), in_rows.view(down.dtype), in_scales.view(torch.float32)),
-        *(in_sums.view(x.dtype), dropped, owners, places, *memory, result.view(groups, GROUP)),
+        *(in_sums.view(dtype), dropped, owners, places, *memory, result.view(groups, GROUP)),
     )
     return [result[: len(x)], dropped]
+
+
+def scales_of_groups(x: torch.Tensor, of_x: torch.Tensor | None, most: int) -> torch.Tensor:
+    """The scales of all groups of `most` tokens, one after the other; one number for tokens without scales."""
+    return x.new_empty(1, dtype=torch.float32) if of_x is None else more_rows(dense(of_x), most).view(-1)
