@@ -7,7 +7,8 @@
 Works: forward, and forward with backward, of 16 to 4096 tokens a rank of 2048 features, each to eight of 64 experts of
 768, eager and in CUDA graphs. Contenders: all_to_all_single and torch._grouped_mm; ops.moe_route, moe_dispatch,
 grouped_matmul and moe_combine; NCCL with our GEMMs; ops.moe_layer. And in float8 forward of 16 to 4096 tokens a rank of
-7168 features, each to eight of 32 experts a rank of 2048: the grouped GEMMs alone; ops.moe_layer.
+7168 features, each to eight of 32 experts a rank of 2048: the grouped GEMMs alone; ops.moe_layer, also with sums in
+float8, or with scales of rows. And training of the first shape: ops.moe_layer in bfloat16 and in float8.
 """
 
 from __future__ import annotations

@@ -66,9 +66,7 @@ def multiply(W: Any, X: Any, C: Any, sizes: Sizes, layer: Any, row: Any, part: A
 
 
 @T.macro
-def accumulate(
-    W: Any, x: Any, C: Any, sizes: Sizes, layer: Any, row: Any, part: Any, steps: int, begin: Any
-) -> None:
+def accumulate(W: Any, x: Any, C: Any, sizes: Sizes, layer: Any, row: Any, part: Any, steps: int, begin: Any) -> None:
     """The same with tiles of X from `begin` on."""
     w = T.alloc((ROWS, DEPTH), "bfloat16", level="l1")
     c = T.alloc((ROWS, sizes.rows), "float32", level="l0")

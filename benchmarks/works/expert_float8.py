@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A layer of float8 experts, as large as DeepSeek-V3's, and its two grouped GEMMs alone.
+"""A layer of float8 experts, as large as DeepSeek-V3's, and its two grouped GEMMs alone; and training in float8.
 
-The GEMMs alone have all tokens in the rows of their experts beforehand, and send nothing.
+The GEMMs alone have all tokens in the rows of their experts beforehand, and send nothing; they are those of the layer's
+form for as many tokens. Training quantizes bfloat16 experts in each call; its baseline is the layer in bfloat16.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import expert_layers
 import torch
 import torch.distributed as dist
 import trials
@@ -18,15 +21,33 @@ from trials import Case, checked
 import tilescale
 from tilescale import ops
 from tilescale.ops import grouped_float8
-from tilescale.ops.float8_wire import GROUP
+from tilescale.ops.few_rows_gemm import ROWS, few_float8_program
+from tilescale.ops.float8_wire import GROUP, WIRE
 from tilescale.ops.kernels import local_kernel
+from tilescale.ops.products import at_once
 from tilescale.tuning.race import Contender, Heat, Runner
 
 FEATURES, INNER, LOCAL, CHOICES = 7168, 2048, 32, 8
 
-TOKENS = (16, 64, 128, 4096)
+TOKENS, FEW = (16, 64, 128, 4096), 128
 
-ALONE = "grouped GEMMs alone"
+ALONE, WIDE = "grouped GEMMs alone", "tilescale, bfloat16"
+
+FORMS: dict[str, dict[str, Any]] = {
+    "tilescale": {},
+    "tilescale, float8 sums": {"wire": WIRE},
+    "tilescale, scales of rows": {"by_rows": True},
+}
+"""Forms of the operator."""
+
+RECIPE = ops.Float8("blockwise", torch.bfloat16)
+
+TRAINING: dict[str, dict[str, Any]] = {
+    WIDE: {},
+    "tilescale": {"float8": RECIPE},
+    "tilescale, float8 sums": {"float8": RECIPE, "wire": WIRE},
+}
+"""Options of the operator that is trained."""
 
 BOUND = 2.0**-4
 """Error bound of elements, relative to the largest: roundings to bfloat16, and of activations to float8."""
@@ -38,10 +59,18 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
         return
     for tokens in (16,) if quick else TOKENS:
         work, shape = Work(tokens), (tokens, FEATURES, INNER, gpus * LOCAL)
-        entries = [Contender(ALONE, work.alone), Contender("tilescale", work.ours)]
+        entries = [Contender(ALONE, work.alone)]
+        entries += [Contender(name, functools.partial(work.ours, **form)) for name, form in FORMS.items()]
         for mode in ("eager", "graph", *(["host"] if tokens == TOKENS[0] else [])):
             flops = tokens * CHOICES * 6 * FEATURES * INNER
             yield Heat("experts forward", shape, "float8_e4m3fn", gpus, mode, ALONE, entries, flops=flops)
+    for tokens in (128,) if quick else (128, 4096):
+        for mode in ("eager", "graph"):
+            yield expert_layers.heat(tokens, True, mode, _trained_layers(), gpus, "float8_e4m3fn")
+
+
+def _trained_layers() -> dict[str, expert_layers.Layer]:
+    return {name: functools.partial(expert_layers.ours, **options) for name, options in TRAINING.items()}
 
 
 @dataclass(frozen=True)
@@ -57,10 +86,10 @@ class Work:
         weights, chosen = scores.mul(10).softmax(-1).topk(CHOICES)
         return x.mul_(10), chosen, weights
 
-    def draw(self, seed: int) -> Case:
+    def draw(self, by_rows: bool, seed: int) -> Case:
         """Inputs, and the result."""
         given = self.inputs(seed)
-        want = wanted(*given)
+        want = wanted(*given, by_rows)
         return Case(given, want, BOUND * want.abs().max().expand(want.shape))
 
     def given(self) -> list[torch.Tensor]:
@@ -68,15 +97,15 @@ class Work:
         x, weights = trials.nothing(self.tokens, FEATURES), trials.nothing(self.tokens, CHOICES, dtype=torch.float32)
         return [x, torch.zeros(self.tokens, CHOICES, dtype=torch.int64, device=x.device), weights]
 
-    def ours(self) -> Runner:
-        """One operator."""
+    def ours(self, by_rows: bool = False, **options: Any) -> Runner:
+        """One operator; weights have a scale for each row, or for each square."""
         x, chosen, weights = given = self.given()
-        gate_up, down, *scales = experts()
+        gate_up, down, *scales = experts(by_rows)
 
         def call() -> torch.Tensor:
-            return ops.moe_layer(x, (chosen, weights), gate_up, down, scales=tuple(scales))
+            return ops.moe_layer(x, (chosen, weights), gate_up, down, scales=tuple(scales), **options)
 
-        return checked(self.draw, trials.into(*given), call)
+        return checked(functools.partial(self.draw, by_rows), trials.into(*given), call)
 
     def alone(self) -> Runner:
         """Both GEMMs of random rows, as many as the tokens of all ranks need; the result is not used."""
@@ -86,6 +115,12 @@ class Work:
         rows, active = (_random(routing.room, n) for n in (FEATURES, INNER))
         of_rows, of_active = (_scales(n // GROUP, routing.room) for n in (FEATURES, INNER))
         y, none = trials.nothing(routing.room, FEATURES), trials.nothing(1, 1)
+        if self.tokens <= FEW:
+            owner = torch.arange(LOCAL, dtype=torch.int32, device=y.device)
+            owners = owner.repeat_interleave((routing.counts + ROWS - 1) // ROWS)
+            both = local_kernel(few_float8_program, LOCAL, FEATURES, INNER, at_once())
+            given = rows, of_rows, gate_up, of_gate_up, down, of_down, owners, active, of_active, y
+            return Runner(functools.partial(both, *given), lambda seed: None)
         first = local_kernel(grouped_float8.scaled_gated_program, 0, INNER, FEATURES)
         second = local_kernel(grouped_float8.scaled_program, FEATURES, INNER, INNER)
 
@@ -98,11 +133,15 @@ class Work:
 
 
 @functools.cache
-def experts() -> list[torch.Tensor]:
+def _weights() -> list[torch.Tensor]:
+    return [_random(LOCAL, 2 * INNER, FEATURES), _random(LOCAL, FEATURES, INNER)]
+
+
+@functools.cache
+def experts(by_rows: bool = False) -> list[torch.Tensor]:
     """This rank's gate_up and down, and their scales."""
-    weights = [_random(LOCAL, 2 * INNER, FEATURES), _random(LOCAL, FEATURES, INNER)]
-    scales = [_scales(*(n // GROUP if i else n for i, n in enumerate(w.shape))) for w in weights]
-    return [*weights, *(s.mul_(w.shape[2] ** -0.5) for s, w in zip(scales, weights, strict=True))]
+    squares = [w.shape[:2] if by_rows else (LOCAL, *(n // GROUP for n in w.shape[1:])) for w in _weights()]
+    return [*_weights(), *(_scales(*s).mul_(w.shape[2] ** -0.5) for s, w in zip(squares, _weights(), strict=True))]
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -113,12 +152,12 @@ def _scales(*shape: int) -> torch.Tensor:
     return torch.rand(shape, device=trials.device()) + 0.5
 
 
-def wanted(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def wanted(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, by_rows: bool) -> torch.Tensor:
     """Each token by its experts of all ranks, in float32 of the quantized numbers."""
     tokens, y = _quantized(x.float()), torch.zeros(x.shape, device=x.device)
     for rank in range(dist.get_world_size()):
         for local in range(LOCAL):
-            gate_up, down, of_gate_up, of_down = (_of_rank(rank, each[local]) for each in experts())
+            gate_up, down, of_gate_up, of_down = (_of_rank(rank, each[local]) for each in experts(by_rows))
             token, choice = (chosen == rank * LOCAL + local).nonzero(as_tuple=True)
             gate, up = (tokens[token] @ _whole(gate_up, of_gate_up).t()).chunk(2, -1)
             made = _quantized(torch.nn.functional.silu(gate) * up) @ _whole(down, of_down).t()
@@ -134,6 +173,8 @@ def _of_rank(rank: int, x: torch.Tensor) -> torch.Tensor:
 
 
 def _whole(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    if scales.ndim == 1:
+        return weight.float() * scales[:, None]
     return weight.float() * scales.repeat_interleave(GROUP, 0).repeat_interleave(GROUP, 1)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,15 +40,19 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
         return
     for tokens in (16, 512) if quick else TOKENS:
         for trains in (False, True):
-            work = Work(tokens, trains)
             for mode in ("eager", "graph", *(["host"] if tokens == TOKENS[0] else [])):
                 left_out = (HOST_KNOWS if mode == "graph" else set()) | (NO_BACKWARD if trains else set())
-                names = [name for name in LAYERS if name not in left_out]
-                entries = [Contender(name, functools.partial(work.runner, LAYERS[name])) for name in names]
-                kind = "forward and backward" if trains else "forward"
-                flops = (3 if trains else 1) * tokens * CHOICES * 6 * FEATURES * INNER
-                shape = tokens, FEATURES, INNER, EXPERTS
-                yield Heat(f"experts {kind}", shape, "bfloat16", gpus, mode, names[0], entries, flops=flops)
+                layers = {name: layer for name, layer in LAYERS.items() if name not in left_out}
+                yield heat(tokens, trains, mode, layers, gpus)
+
+
+def heat(tokens: int, trains: bool, mode: str, layers: dict[str, Layer], gpus: int, dtype: str = "bfloat16") -> Heat:
+    """One work of several layers, the first of which is the baseline."""
+    work, kind = Work(tokens, trains), "forward and backward" if trains else "forward"
+    entries = [Contender(name, functools.partial(work.runner, layer)) for name, layer in layers.items()]
+    flops = (3 if trains else 1) * tokens * CHOICES * 6 * FEATURES * INNER
+    shape = tokens, FEATURES, INNER, EXPERTS
+    return Heat(f"experts {kind}", shape, dtype, gpus, mode, next(iter(layers)), entries, flops=flops)
 
 
 Layer = Callable[..., torch.Tensor]
@@ -55,10 +60,15 @@ Layer = Callable[..., torch.Tensor]
 
 
 def ours(
-    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    **options: Any,
 ) -> torch.Tensor:
     """One operator."""
-    return ops.moe_layer(x, (chosen, weights), up, down)
+    return ops.moe_layer(x, (chosen, weights), up, down, **options)
 
 
 def separate(
