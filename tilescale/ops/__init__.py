@@ -14,6 +14,7 @@ decode.py sequence_attention.py attention_backward.py    attention over several 
 moe_layer.py moe_choice.py expert_programs.py    mixture of experts: the layer, its router, its programs
 moe_gradient.py                     its backward
 moe_float8.py expert_float8.py grouped_float8.py    the layer in float8, its program, its GEMMs
+moe_low_latency.py low_latency_program.py few_rows_gemm.py    the layer for few tokens, its program, its GEMMs
 expert_parallel.py                  models whose experts are split over the ranks
 moe_route.py moe_tables.py moe_dispatch.py grouped_gemm.py    its parts as separate operators
 linear.py siblings.py layer_products.py    layers, those with one input, and their operators

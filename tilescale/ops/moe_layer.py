@@ -120,26 +120,41 @@ def moe_layer(
     """
     x, gate_up, down = as_autocast(x, gate_up, down)
     check_recipe(float8, scales, wire)
+    if x_scales is not None and shared is not None:
+        raise ArgumentError("shared is given, x is float8", hint="add its result to that of the layer")
     _check_experts(x, gate_up, down, scales is not None, float8 is not None, x_scales is not None)
     rows, name = x.flatten(0, -2), group_name(group)
     chosen, weights = _chosen(choice, router, bias, replicas)
     most = _most_tokens(rows, chosen, most)
     space = room_for(size_of(name) * most, chosen.shape[1], len(gate_up)) if room is None else room
     check_count("room", space)
-    if most:
-        given, extents = (rows, chosen, weights, gate_up, down), (most, -(-space // ALIGN) * ALIGN)
-        keeps = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-        all_scales = *scales_of_experts(scales, gate_up, down), scales_of_tokens(x_scales, x)
-        if scales is None and float8 is None:
-            y, dropped, *_ = _layer(*given, *extents, keeps, name)
-        else:
-            y, dropped, *_ = float8_layer(*given, *all_scales, *extents, bool(wire), keeps, name)
-    else:
-        y = rows.to(torch.bfloat16 if x_scales is not None else x.dtype, copy=True)
-        dropped = chosen.new_zeros(len(gate_up), dtype=torch.int32)
+    given, extents = (rows, chosen, weights, gate_up, down), (most, -(-space // ALIGN) * ALIGN)
+    all_scales = *scales_of_experts(scales, gate_up, down), scales_of_tokens(x_scales, x)
+    y, dropped = _by_experts(given, all_scales, extents, scales is None and float8 is None, bool(wire), name)
     if shared is not None:
         y = y + _mlp(rows, *as_autocast(*shared))
     return y.view(x.shape) if room is None else (y.view(x.shape), dropped)
+
+
+def _by_experts(
+    given: tuple[torch.Tensor, ...],
+    scales: tuple[torch.Tensor | None, ...],
+    extents: tuple[int, int],
+    is_plain: bool,
+    narrow_sums: bool,
+    group: str,
+) -> Pair:
+    """The sums, and the number of dropped choices; none where no rank has a token."""
+    rows, chosen, _, gate_up, _ = given
+    if not extents[0]:
+        y = rows.to(rows.dtype if rows.dtype in PRODUCTS else torch.bfloat16, copy=True)
+        return y, chosen.new_zeros(len(gate_up), dtype=torch.int32)
+    keeps = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    if is_plain:
+        y, dropped, *_ = _layer(*given, *extents, keeps, group)
+    else:
+        y, dropped, *_ = float8_layer(*given, *scales, *extents, narrow_sums, keeps, group)
+    return y, dropped
 
 
 def _check_experts(

@@ -45,7 +45,7 @@ def _takes_few(machine: Machine, size: int, most: int, choices: int, row_bytes: 
     known, level = in_force(machine), machine.tensor_level
 
     def exchanged(row: float) -> float:
-        """Seconds for so many bytes of each token to and from each rank."""
+        """Seconds of an exchange of all tokens, of `row` bytes each."""
         if size == 1:
             return 0.0
         return estimate(known, level.name, "all_to_all", "direct", size * most * row, units=range(size)).seconds
