@@ -31,6 +31,7 @@ class Generator(Exchanges):
     def __init__(self, seed: int, devices: int) -> None:
         super().__init__(random.Random(f"{devices} {seed}"))
         self.seed, self.devices = seed, devices
+        self.scattered = random.Random(f"{devices} {seed} fragments")
         self.cluster = self.rng.choice((0, 0, 2, 4)) if devices == 1 else 0
         self.blocks = self.rng.choice((1, 2, 3, 5)) * max(self.cluster, 1)
         self.dtypes = self.rng.sample(DTYPES, 2)
@@ -155,6 +156,8 @@ class Generator(Exchanges):
             self.rng.shuffle(order)
         variables = [f"i{n}" for n in range(len(order))]
         runs = [target.shape[axis] for axis in order]
+        if target.kind == "fragment" and target.defined and runs[0] % 2 == 0 and self.scattered.random() < 0.03:
+            runs[0] //= 2
         place = [""] * len(order)
         for variable, run, axis in zip(variables, runs, order, strict=True):
             place[axis] = variable if fixed else self.own(run, variable)
@@ -193,6 +196,8 @@ class Generator(Exchanges):
             if buffer.inner != (scope.group is not None):
                 return None
             if buffer.shape == tuple(runs):
+                if self.scattered.random() < 0.03:  # TileLang may have no layout for them, or one without some elements
+                    variables = [f"{n - 1} - {v}" for n, v in zip(runs, variables, strict=True)]
                 return buffer.at(*variables) if target.kind != "fragment" or target.shape == buffer.shape else None
             if len(buffer.shape) == 1 and len(runs) == 2 and buffer.shape[0] in runs:
                 return buffer.at(variables[runs.index(buffer.shape[0])])
