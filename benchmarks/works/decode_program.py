@@ -20,6 +20,9 @@ SPAN, QUERIES, COLUMNS = 64, 64, 128
 SLAB = 64 << 10
 """Bytes of activations that a block keeps, at most."""
 
+BLOCKS = 132
+"""Blocks of the launch: SMs of a device."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -47,6 +50,26 @@ class Sizes:
     def rows(self) -> int:
         """Rows of activations: what tensor cores take at once."""
         return 8 if self.batch <= 8 else 16
+
+    @property
+    def scale(self) -> float:
+        """Factor of scores whose exponentials are powers of two."""
+        return 1.4426950408889634 / self.width**0.5
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of keys of a task of attention: as many as leave each block a task."""
+        return self.each(self.groups * self.batch, self.keys // SPAN)
+
+    @property
+    def spans(self) -> int:
+        """Tasks of attention of a group of heads of a sequence."""
+        return self.keys // SPAN // self.tiles
+
+    def each(self, tasks: int, count: int = 0) -> int:
+        """Items of `count`, or rows, of one task, such that `tasks` for each of these parts fit the blocks at once."""
+        count = count or self.batch
+        return next(n for n in range(1, count + 1) if count % n == 0 and (n == count or tasks * count // n <= BLOCKS))
 
     @property
     def projected(self) -> int:
@@ -80,43 +103,45 @@ def accumulate(W: Any, x: Any, C: Any, sizes: Sizes, layer: Any, row: Any, part:
 
 
 @T.macro
-def scaled(x: Any, weight: Any, H: Any, squares: Any, layer: Any, row: Any, column: Any) -> None:
+def scaled(x: Any, weight: Any, H: Any, squares: Any, layer: Any, row: Any, column: Any, rows: int) -> None:
     """A tile of H = x * weight, and its part of the sum of squares: the norm's factor is applied behind the product."""
-    square = T.alloc((1, COLUMNS), "float32", level="l0")
-    total = T.alloc((1,), "float32", level="l0")
-    for i, j in T.Parallel(1, COLUMNS):
+    square = T.alloc((rows, COLUMNS), "float32", level="l0")
+    total = T.alloc((rows,), "float32", level="l0")
+    for i, j in T.Parallel(rows, COLUMNS):
         square[i, j] = x[i, j] * x[i, j]
         H[row + i, column * COLUMNS + j] = x[i, j] * weight[layer, column * COLUMNS + j]
     T.reduce_sum(square, total, dim=1)
-    for i in T.Parallel(1):
+    for i in T.Parallel(rows):
         squares[column, row + i] = total[i]
 
 
 @T.macro
-def factor(squares: Any, scale: Any, row: Any, features: int) -> None:
-    """The factor of a row's norm."""
-    scale[0] = 0
+def factor(squares: Any, scale: Any, row: Any, rows: int, features: int) -> None:
+    """The factors of the norms of some rows."""
+    T.clear(scale)
     for column in T.unroll(features // COLUMNS):
-        scale[0] += squares[column, row]
-    scale[0] = T.rsqrt(scale[0] / features + 1e-5)
+        for i in T.Parallel(rows):
+            scale[i] += squares[column, row + i]
+    for i in T.Parallel(rows):
+        scale[i] = T.rsqrt(scale[i] / features + 1e-5)
 
 
 @T.macro
-def prepare(X: Any, weight: Any, H: Any, squares: Any, row: Any, column: Any) -> None:
+def prepare(X: Any, weight: Any, H: Any, squares: Any, row: Any, column: Any, rows: int) -> None:
     """`scaled` of a tile of the residual stream."""
-    x = T.alloc((1, COLUMNS), "float32", level="l0")
+    x = T.alloc((rows, COLUMNS), "float32", level="l0")
     T.copy(X[row, column * COLUMNS], x)
-    scaled(x, weight, H, squares, 0, row, column)
+    scaled(x, weight, H, squares, 0, row, column, rows)
 
 
 @T.macro
-def add_parts(C: Any, X: Any, total: Any, sizes: Sizes, row: Any, column: Any, parts: int) -> None:
+def add_parts(C: Any, X: Any, total: Any, sizes: Sizes, row: Any, column: Any, rows: int, parts: int) -> None:
     """A tile of X + the sum of C's parts of all devices."""
-    tile = T.alloc((1, COLUMNS), "float32", level="l1")
-    for i, j in T.Parallel(1, COLUMNS):
+    tile = T.alloc((rows, COLUMNS), "float32", level="l1")
+    for i, j in T.Parallel(rows, COLUMNS):
         total[i, j] = X[row + i, column * COLUMNS + j] / sizes.devices
     for part in T.unroll(parts):
-        for i, j in T.Parallel(1, COLUMNS):
+        for i, j in T.Parallel(rows, COLUMNS):
             total[i, j] += C[part, row + i, column * COLUMNS + j]
     T.copy(total, tile)
     with T.Scale("device"):
@@ -125,94 +150,128 @@ def add_parts(C: Any, X: Any, total: Any, sizes: Sizes, row: Any, column: Any, p
 
 
 @T.macro
+def rotate(
+    QKV: Any, squares: Any, angles: Any, q: Any, given: Any, turned: Any, sizes: Sizes, group: Any, row: Any
+) -> None:  # fmt: skip
+    """A group's queries, key and value as projected, the first two also rotated; the queries once more as a tile."""
+    s, half, each = sizes, sizes.width // 2, sizes.heads // sizes.groups
+    fresh = T.alloc((each + 2, s.width), "float32", level="l0")
+    scale = T.alloc((1,), "float32", level="l0")
+    factor(squares, scale, row, 1, s.hidden)
+    T.clear(fresh)
+    for split in T.unroll(s.splits[0]):
+        for i, j in T.Parallel(each + 2, s.width):
+            head = T.if_then_else(i < each, group * each + i, s.heads + (i - each) * s.groups + group)
+            fresh[i, j] += QKV[split, row, head * s.width + j]
+    for i, j in T.Parallel(each + 2, s.width):
+        given[i, j] = fresh[i, j] * scale[0]
+    for i, j in T.Parallel(each + 1, half):
+        turned[i, j] = given[i, j] * angles[0, row, j] - given[i, half + j] * angles[1, row, j]
+        turned[i, half + j] = given[i, half + j] * angles[0, row, j] + given[i, j] * angles[1, row, j]
+    for i, j in T.Parallel(QUERIES, s.width):
+        q[i, j] = T.if_then_else(i < each, turned[T.min(i, each - 1), j], 0)
+
+
+@T.macro
+def attend_to_itself(
+    at: Any, K: Any, V: Any, S: Any, L: Any, given: Any, turned: Any, sizes: Sizes, layer: Any, group: Any, row: Any
+) -> None:  # fmt: skip
+    """The part of a new token in its attention; its key and value are cached."""
+    s, each = sizes, sizes.heads // sizes.groups
+    product = T.alloc((each, s.width), "float32", level="l0")
+    own = T.alloc((each,), "float32", level="l0")
+    for i, j in T.Parallel(each, s.width):
+        product[i, j] = turned[i, j] * turned[each, j]
+        S[s.spans, row, group * each + i, j] = given[each + 1, j]
+    T.reduce_sum(product, own, dim=1)
+    for i in T.Parallel(each):
+        L[s.spans, row, group * each + i, 0] = own[i] * s.scale
+        L[s.spans, row, group * each + i, 1] = 1
+    for j in T.Parallel(s.width):
+        K[layer, row, group, at[row], j] = turned[each, j]
+        V[layer, row, group, at[row], j] = given[each + 1, j]
+
+
+@T.macro
 def attend(
     QKV: Any, squares: Any, angles: Any, at: Any, K: Any, V: Any, S: Any, L: Any, sizes: Sizes,
     layer: Any, span: Any, group: Any, row: Any,
 ) -> None:  # fmt: skip
-    """A group's attention over some of its keys: not normalized, with the maximum and the sum of each head.
+    """A group's attention over some of its cached keys: not normalized, with the maximum and the sum of each head.
 
-    The task rotates the group's queries, and the new key and value, which it caches if they are among its own.
+    The task rotates the group's queries. That of the new token caches its key and value, and its attention to itself is
+    one more part.
     """
-    s, half, each = sizes, sizes.width // 2, sizes.heads // sizes.groups
+    s, each, tiles = sizes, sizes.heads // sizes.groups, sizes.tiles
     q = T.alloc((QUERIES, s.width), "bfloat16", level="l1")
     k = T.alloc((SPAN, s.width), "bfloat16", level="l1")
     v = T.alloc((SPAN, s.width), "bfloat16", level="l1")
     given = T.alloc((each + 2, s.width), "float32", level="l1")
+    turned = T.alloc((each + 1, s.width), "float32", level="l1")
     found = T.alloc((each, s.width), "float32", level="l1")
-    fresh = T.alloc((each + 2, s.width), "float32", level="l0")
-    scale = T.alloc((1,), "float32", level="l0")
     score = T.alloc((QUERIES, SPAN), "float32", level="l0")
     weight = T.alloc((QUERIES, SPAN), "bfloat16", level="l0")
     o = T.alloc((QUERIES, s.width), "float32", level="l0")
+    peak = T.alloc((QUERIES,), "float32", level="l0")
     most = T.alloc((QUERIES,), "float32", level="l0")
+    before = T.alloc((QUERIES,), "float32", level="l0")
+    part = T.alloc((QUERIES,), "float32", level="l0")
     total = T.alloc((QUERIES,), "float32", level="l0")
-    T.copy(K[layer, row, group, span * SPAN : (span + 1) * SPAN, :], k)
-    T.copy(V[layer, row, group, span * SPAN : (span + 1) * SPAN, :], v)
-    factor(squares, scale, row, s.hidden)
-    T.clear(fresh)
-    for part in T.unroll(s.splits[0]):
-        for i, j in T.Parallel(each + 2, s.width):
-            head = T.if_then_else(i < each, group * each + i, s.heads + (i - each) * s.groups + group)
-            fresh[i, j] += QKV[part, row, head * s.width + j]
-    for i, j in T.Parallel(each + 2, s.width):
-        given[i, j] = fresh[i, j] * scale[0]
-    for i, j in T.Parallel(QUERIES, half):
-        head = T.min(i, each - 1)
-        q[i, j] = T.if_then_else(
-            i < each, given[head, j] * angles[0, row, j] - given[head, half + j] * angles[1, row, j], 0
-        )
-        q[i, half + j] = T.if_then_else(
-            i < each, given[head, half + j] * angles[0, row, j] + given[head, j] * angles[1, row, j], 0
-        )
-    place = at[row] - span * SPAN
-    for j in T.Parallel(half):
-        if T.And(0 <= place, place < SPAN):
-            k[place, j] = given[each, j] * angles[0, row, j] - given[each, half + j] * angles[1, row, j]
-            k[place, half + j] = given[each, half + j] * angles[0, row, j] + given[each, j] * angles[1, row, j]
-    for j in T.Parallel(s.width):
-        if T.And(0 <= place, place < SPAN):
-            v[place, j] = given[each + 1, j]
-            V[layer, row, group, span * SPAN + place, j] = given[each + 1, j]
-            K[layer, row, group, span * SPAN + place, j] = k[place, j]
-    T.clear(score)
-    T.gemm(q, k, score, transpose_B=True)
-    for i, j in T.Parallel(QUERIES, SPAN):
-        score[i, j] = T.if_then_else(
-            span * SPAN + j <= at[row], score[i, j] * (1.4426950408889634 / s.width**0.5), -1e30
-        )
-    T.reduce_max(score, most, dim=1)
-    for i, j in T.Parallel(QUERIES, SPAN):
-        score[i, j] = T.exp2(score[i, j] - most[i])
-    T.reduce_sum(score, total, dim=1)
-    T.copy(score, weight)
+    first = span * tiles * SPAN
+    if tiles == 1:
+        T.copy(K[layer, row, group, first : first + SPAN, :], k)
+        T.copy(V[layer, row, group, first : first + SPAN, :], v)
+    rotate(QKV, squares, angles, q, given, turned, s, group, row)
+    T.fill(most, -1e30)
+    T.clear(total)
     T.clear(o)
-    T.gemm(weight, v, o)
+    for tile in T.Pipelined(tiles, num_stages=2) if tiles > 1 else T.serial(1):
+        if tiles > 1:
+            T.copy(K[layer, row, group, first + tile * SPAN : first + (tile + 1) * SPAN, :], k)
+            T.copy(V[layer, row, group, first + tile * SPAN : first + (tile + 1) * SPAN, :], v)
+        T.clear(score)
+        T.gemm(q, k, score, transpose_B=True)
+        for i, j in T.Parallel(QUERIES, SPAN):
+            score[i, j] = T.if_then_else(first + tile * SPAN + j < at[row], score[i, j] * s.scale, -1e30)
+        T.reduce_max(score, peak, dim=1)
+        for i in T.Parallel(QUERIES):
+            before[i] = most[i]
+            most[i] = T.max(most[i], peak[i])
+        for i, j in T.Parallel(QUERIES, SPAN):
+            score[i, j] = T.exp2(score[i, j] - most[i])
+        T.reduce_sum(score, part, dim=1)
+        for i in T.Parallel(QUERIES):
+            total[i] = total[i] * T.exp2(before[i] - most[i]) + part[i]
+        T.copy(score, weight)
+        for i, j in T.Parallel(QUERIES, s.width):
+            o[i, j] *= T.exp2(before[i] - most[i])
+        T.gemm(weight, v, o)
     for i, j in T.Parallel(QUERIES, s.width):
         if i < each:
             found[i, j] = o[i, j]
     for i in T.Parallel(QUERIES):
         if i < each:
-            given[i, 0] = most[i]
-            given[i, 1] = total[i]
+            L[span, row, group * each + i, 0] = most[i]
+            L[span, row, group * each + i, 1] = total[i]
     for i, j in T.Parallel(each, s.width):
         S[span, row, group * each + i, j] = found[i, j]
-    for i, j in T.Parallel(each, 2):
-        L[span, row, group * each + i, j] = given[i, j]
+    if at[row] // (tiles * SPAN) == span:
+        attend_to_itself(at, K, V, S, L, given, turned, s, layer, group, row)
 
 
 @T.macro
 def combined(S: Any, L: Any, o: Any, sizes: Sizes, first: Any, heads: int, row: Any) -> None:
     """Some heads' attention over all keys, (heads, width)."""
-    s, spans = sizes, sizes.keys // SPAN
+    s = sizes
     most = T.alloc((heads,), "float32", level="l0")
     total = T.alloc((heads,), "float32", level="l0")
     T.fill(most, -1e30)
     T.clear(total)
     T.clear(o)
-    for span in T.unroll(spans):
+    for span in T.unroll(s.spans + 1):
         for i in T.Parallel(heads):
             most[i] = T.max(most[i], L[span, row, first + i, 0])
-    for span in T.unroll(spans):
+    for span in T.unroll(s.spans + 1):
         for i in T.Parallel(heads):
             total[i] += T.exp2(L[span, row, first + i, 0] - most[i]) * L[span, row, first + i, 1]
         for i, j in T.Parallel(heads, s.width):
@@ -222,12 +281,12 @@ def combined(S: Any, L: Any, o: Any, sizes: Sizes, first: Any, heads: int, row: 
 
 
 @T.macro
-def combine(S: Any, L: Any, A: Any, sizes: Sizes, head: Any, row: Any) -> None:
-    """A head's attention over all keys."""
-    o = T.alloc((1, sizes.width), "float32", level="l0")
-    combined(S, L, o, sizes, head, 1, row)
-    for i, j in T.Parallel(1, sizes.width):
-        A[row, (head + i) * sizes.width + j] = o[i, j]
+def combine(S: Any, L: Any, A: Any, sizes: Sizes, first: Any, heads: int, row: Any) -> None:
+    """Some heads' attention over all keys."""
+    o = T.alloc((heads, sizes.width), "float32", level="l0")
+    combined(S, L, o, sizes, first, heads, row)
+    for i, j in T.Parallel(heads, sizes.width):
+        A[row, (first + i) * sizes.width + j] = o[i, j]
 
 
 @T.macro
@@ -245,28 +304,30 @@ def project(W: Any, S: Any, L: Any, C: Any, sizes: Sizes, layer: Any, row: Any, 
 
 
 @T.macro
-def gate(G: Any, squares: Any, M: Any, sizes: Sizes, row: Any, column: Any) -> None:
+def gate(G: Any, squares: Any, M: Any, sizes: Sizes, row: Any, column: Any, rows: int) -> None:
     """A tile of M = silu(first half) * second half of the sum of G's parts."""
-    a = T.alloc((1, COLUMNS), "float32", level="l0")
-    b = T.alloc((1, COLUMNS), "float32", level="l0")
-    scale = T.alloc((1,), "float32", level="l0")
+    a = T.alloc((rows, COLUMNS), "float32", level="l0")
+    b = T.alloc((rows, COLUMNS), "float32", level="l0")
+    scale = T.alloc((rows,), "float32", level="l0")
     T.clear(a)
     T.clear(b)
-    factor(squares, scale, row, sizes.hidden)
+    factor(squares, scale, row, rows, sizes.hidden)
     for part in T.unroll(sizes.splits[2]):
-        for i, j in T.Parallel(1, COLUMNS):
+        for i, j in T.Parallel(rows, COLUMNS):
             a[i, j] += G[part, row + i, column * COLUMNS + j]
             b[i, j] += G[part, row + i, sizes.inner + column * COLUMNS + j]
-    for i, j in T.Parallel(1, COLUMNS):
-        a[i, j] *= scale[0]
-        M[row + i, column * COLUMNS + j] = a[i, j] / (1 + T.exp(-a[i, j])) * b[i, j] * scale[0]
+    for i, j in T.Parallel(rows, COLUMNS):
+        a[i, j] *= scale[i]
+        M[row + i, column * COLUMNS + j] = a[i, j] / (1 + T.exp(-a[i, j])) * b[i, j] * scale[i]
 
 
 def decode_layer(sizes: Sizes) -> Any:
     """The program. X is the residual stream before and after; the last nine tensors are workspaces."""
     s, n = sizes, sizes.rows
-    values, spans = s.heads * s.width, s.keys // SPAN
+    values, parts = s.heads * s.width, s.spans + 1
+    high, gated, several = s.each(s.hidden // COLUMNS), s.each(s.inner // COLUMNS), s.each(s.batch, s.heads)
     first, out, up, down = s.splits
+    columns, gates = (s.hidden // COLUMNS, s.batch // high), (s.inner // COLUMNS, s.batch // gated)
 
     @T.prim_func
     def decode_layer(
@@ -284,8 +345,8 @@ def decode_layer(sizes: Sizes) -> Any:
         H: T.Tensor((n, s.hidden), "bfloat16"),
         R: T.Tensor((s.hidden // COLUMNS, n), "float32"),
         QKV: T.Tensor((first, n, s.projected), "float32"),
-        S: T.Tensor((spans, n, s.heads, s.width), "float32"),
-        L: T.Tensor((spans, n, s.heads, 2), "float32"),
+        S: T.Tensor((parts, n, s.heads, s.width), "float32"),
+        L: T.Tensor((parts, n, s.heads, 2), "float32"),
         A: T.Tensor((n, values), "bfloat16"),
         C: T.Tensor((out, n, s.hidden), "float32"),
         P: T.Tensor((n, s.hidden), "float32"),
@@ -293,38 +354,38 @@ def decode_layer(sizes: Sizes) -> Any:
         M: T.Tensor((n, s.inner), "bfloat16"),
         D: T.Tensor((down, n, s.hidden), "float32"),
     ):
-        with T.Kernel(device=s.devices, block=(s.hidden // COLUMNS, s.batch), threads=THREADS) as (column, row):
-            prepare(X, norm1, H, R, row, column)
+        with T.Kernel(device=s.devices, block=columns, threads=THREADS) as (column, rows):
+            prepare(X, norm1, H, R, rows * high, column, high)
         for layer in T.serial(s.layers):
             with T.Kernel(device=s.devices, block=(s.projected // ROWS, first), threads=THREADS) as (row, part):
                 multiply(Wqkv, H, QKV, s, layer, row, part, first)
-            with T.Kernel(device=s.devices, block=(spans, s.groups, s.batch), threads=THREADS) as (span, group, row):
+            with T.Kernel(device=s.devices, block=(s.spans, s.groups, s.batch), threads=THREADS) as (span, group, row):
                 attend(QKV, R, angles, at, K, V, S, L, s, layer, span, group, row)
             if s.batch > 1:
-                with T.Kernel(device=s.devices, block=(s.heads, s.batch), threads=THREADS) as (head, row):
-                    combine(S, L, A, s, head, row)
+                with T.Kernel(device=s.devices, block=(s.heads // several, s.batch), threads=THREADS) as (head, row):
+                    combine(S, L, A, s, head * several, several, row)
             with T.Kernel(device=s.devices, block=(s.hidden // ROWS, out), threads=THREADS) as (row, part):
                 if s.batch > 1:
                     multiply(Wo, A, C, s, layer, row, part, out)
                 else:
                     project(Wo, S, L, C, s, layer, row, part, out)
-            with T.Kernel(device=s.devices, block=(s.hidden // COLUMNS, s.batch), threads=THREADS) as (column, row):
+            with T.Kernel(device=s.devices, block=columns, threads=THREADS) as (column, rows):
                 with T.Scale("block"):
-                    total = T.alloc((1, COLUMNS), "float32", level="l0")
-                    add_parts(C, X, total, s, row, column, out)
-                    T.copy(total, P[row, column * COLUMNS])
-                    scaled(total, norm2, H, R, layer, row, column)
+                    total = T.alloc((high, COLUMNS), "float32", level="l0")
+                    add_parts(C, X, total, s, rows * high, column, high, out)
+                    T.copy(total, P[rows * high, column * COLUMNS])
+                    scaled(total, norm2, H, R, layer, rows * high, column, high)
             with T.Kernel(device=s.devices, block=(2 * s.inner // ROWS, up), threads=THREADS) as (row, part):
                 multiply(Wup, H, G, s, layer, row, part, up)
-            with T.Kernel(device=s.devices, block=(s.inner // COLUMNS, s.batch), threads=THREADS) as (column, row):
-                gate(G, R, M, s, row, column)
+            with T.Kernel(device=s.devices, block=gates, threads=THREADS) as (column, rows):
+                gate(G, R, M, s, rows * gated, column, gated)
             with T.Kernel(device=s.devices, block=(s.hidden // ROWS, down), threads=THREADS) as (row, part):
                 multiply(Wdown, M, D, s, layer, row, part, down)
-            with T.Kernel(device=s.devices, block=(s.hidden // COLUMNS, s.batch), threads=THREADS) as (column, row):
+            with T.Kernel(device=s.devices, block=columns, threads=THREADS) as (column, rows):
                 with T.Scale("block"):
-                    result = T.alloc((1, COLUMNS), "float32", level="l0")
-                    add_parts(D, P, result, s, row, column, down)
-                    T.copy(result, X[row, column * COLUMNS])
-                    scaled(result, norm1, H, R, (layer + 1) % s.layers, row, column)
+                    result = T.alloc((high, COLUMNS), "float32", level="l0")
+                    add_parts(D, P, result, s, rows * high, column, high, down)
+                    T.copy(result, X[rows * high, column * COLUMNS])
+                    scaled(result, norm1, H, R, (layer + 1) % s.layers, rows * high, column, high)
 
     return decode_layer

@@ -35,7 +35,7 @@ SCHEDULES = {"one launch": "persistent", "in order": "sequential"}
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     """Sequences x cached tokens x features, in CUDA graphs; the baseline reads as many bytes as the weights have."""
-    for batch, layers in () if gpus == 1 else ((1, 1),) if quick else ((1, 1), (1, 4), (16, 1)):
+    for batch, layers in () if gpus == 1 else ((1, 1),) if quick else ((1, 1), (1, 4), (16, 1), (16, 4)):
         yield Work(Sizes(batch, gpus, splits=SPLITS[batch], layers=layers)).heat()
 
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""The decoder layers of the benchmark, in order and as one launch: the results of a reference in PyTorch."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+import tilescale
+from tilescale.hda import Machine
+from tilescale.passes.persistent.rewrite import persistent
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "works"))
+
+from decode_program import Sizes, decode_layer  # noqa: E402 - found through the path above
+
+EPS = 1e-5
+
+
+def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """(sequences, heads, width), the two halves turned by angles."""
+    (cos, sin), (a, b) = angles[:, :, None], x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def arguments(sizes: Sizes) -> list[dict[str, torch.Tensor]]:
+    """Tensors of each device by name, workspaces apart; what all devices have is the same."""
+    s, common = sizes, torch.Generator().manual_seed(0)
+    n, values = s.rows, s.heads * s.width
+    at = torch.randint(0, s.keys, (n,), generator=common, dtype=torch.int32)
+    at[0] = s.keys - 1
+    turns = at[:, None] * 1e4 ** (-torch.arange(0, s.width, 2) / s.width)
+    same = {
+        "X": torch.randn(n, s.hidden, generator=common),
+        "norm1": torch.rand(s.layers, s.hidden, generator=common) + 0.5,
+        "norm2": torch.rand(s.layers, s.hidden, generator=common) + 0.5,
+        "at": at,
+        "angles": torch.stack([turns.cos(), turns.sin()]),
+    }
+    shapes = {"Wqkv": (s.projected, s.hidden), "Wo": (s.hidden, values)}
+    shapes |= {"Wup": (2 * s.inner, s.hidden), "Wdown": (s.hidden, s.inner)}
+    cache = (s.layers, n, s.groups, s.keys, s.width)
+    found = []
+    for rank in range(s.devices):
+        own = torch.Generator().manual_seed(1 + rank)
+        weights = {k: torch.randn(s.layers, *v, generator=own) * v[1] ** -0.5 for k, v in shapes.items()}
+        caches = {name: torch.randn(cache, generator=own) for name in "KV"}
+        low = {name: value.bfloat16() for name, value in (weights | caches).items()}
+        found.append({name: value.clone() for name, value in (same | low).items()})
+    return found
+
+
+def reference(sizes: Sizes, ranks: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    """The residual stream behind the layers, in float32; caches are updated."""
+    s, rows = sizes, torch.arange(sizes.batch)
+    x = ranks[0]["X"][: s.batch].clone()
+    at, angles = ranks[0]["at"][: s.batch], ranks[0]["angles"][:, : s.batch]
+    for layer in range(s.layers):
+        h = rms_norm(x, (s.hidden,), eps=EPS) * ranks[0]["norm1"][layer]
+        for t in ranks:
+            parts = (h @ t["Wqkv"][layer].float().T).view(s.batch, -1, s.width).split([s.heads, s.groups, s.groups], 1)
+            q, k = (rotated(part, angles) for part in parts[:2])
+            t["K"][layer, rows, :, at], t["V"][layer, rows, :, at] = k.bfloat16(), parts[2].bfloat16()
+            keys, cached = t["K"][layer, : s.batch].float(), t["V"][layer, : s.batch].float()
+            mask = (torch.arange(s.keys) <= at[:, None])[:, None, None]
+            o = scaled_dot_product_attention(q[:, :, None], keys, cached, attn_mask=mask, enable_gqa=True)
+            x = x + o.reshape(s.batch, -1) @ t["Wo"][layer].float().T
+        h = rms_norm(x, (s.hidden,), eps=EPS) * ranks[0]["norm2"][layer]
+        for t in ranks:
+            gate, up = (h @ t["Wup"][layer].float().T).chunk(2, 1)
+            x = x + (silu(gate) * up) @ t["Wdown"][layer].float().T
+    return x
+
+
+@pytest.mark.parametrize(
+    ("batch", "keys", "layers", "fused"),
+    [(1, 128, 1, True), (6, 128, 2, False), (16, 1024, 1, False)],
+    ids=["one launch", "six sequences", "several tiles of keys"],
+)
+def test_layers_are_the_reference(batch: int, keys: int, layers: int, fused: bool, small: Machine):
+    sizes = Sizes(batch, 2, 256, 2, 1, 128, 128, keys, (2, 2, 2, 1), layers)
+    with tilescale.use_machine(small):
+        func = decode_layer(sizes)
+    program = persistent(func, small)[0] if fused else func
+    given, want = arguments(sizes), arguments(sizes)
+    args = [
+        [
+            t.get(buffer.name, torch.zeros(tuple(map(int, buffer.shape)), dtype=getattr(torch, str(buffer.dtype))))
+            for p in func.params
+            for buffer in [func.buffer_map[p]]
+        ]
+        for t in given
+    ]
+    tilescale.emulate(program, args, machine=small, time=False, check="none")
+    x = reference(sizes, want)
+    added = (x - want[0]["X"][:batch]).pow(2).mean().sqrt()
+    for rank, tensors in enumerate(args):
+        assert (tensors[0][:batch] - x).abs().max() < 2**-4 * added
+        for name in "KV":
+            error = (given[rank][name][:, :batch].float() - want[rank][name][:, :batch].float()).abs().max()
+            assert error < 0.1
