@@ -27,7 +27,7 @@ VIEWS: dict[str, Callable[..., torch.Tensor]] = {
 
 CASES: dict[str, Callable[..., list[Any]]] = {
     "all_gather": lambda new, rows: [new(rows, 16), 1, ""],
-    "reduce_scatter": lambda new, rows: [new(rows, 2), 0, ""],
+    "reduce_scatter": lambda new, rows: [new(rows, 2), 0, "sum", ""],
     "all_reduce": lambda new, rows: [new(rows, 3), "sum", ""],
     "broadcast": lambda new, rows: [new(rows, 3), 0, ""],
     "all_gather_float8": lambda new, rows: [new(rows, 16), 1, ""],

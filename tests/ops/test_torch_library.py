@@ -139,7 +139,7 @@ def test_a_layer_of_float8_experts_is_an_operator(keeps: bool):
         ("matmul_all_reduce", lambda x, w: (x, w, None, "", FLOAT8)),
         ("matmul_float8", lambda x, w: (x, w, None, FLOAT8)),
         ("all_gather", lambda x, w: (x, 1, "")),
-        ("reduce_scatter", lambda x, w: (x, 0, "")),
+        ("reduce_scatter", lambda x, w: (x, 0, "sum", "")),
         ("all_reduce", lambda x, w: (x, "sum", "")),
         ("all_to_all", lambda x, w: (x, 0, 1, "")),
         ("broadcast", lambda x, w: (x, 0, "")),

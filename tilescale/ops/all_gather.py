@@ -79,7 +79,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return operator_of("reduce_scatter")(grad, ctx.dim, ctx.group), None, None
+    return operator_of("reduce_scatter")(grad, ctx.dim, "sum", ctx.group), None, None
 
 
 _operator.register_autograd(_backward, setup_context=_setup)

@@ -9,16 +9,13 @@ from typing import Any
 
 import torch
 
-from tilescale.errors import ArgumentError
 from tilescale.ops import whole_tensors
-from tilescale.ops.arguments import COMBINES, check_out, check_tensor, dense
+from tilescale.ops.arguments import COMBINES, check_op, check_out, check_tensor, dense
 from tilescale.ops.float8_wire import all_reduce_float8, check_wire
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.layout import delivered, place_in
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
-
-OPS = ("sum", "max", "min")
 
 
 @plain_calls_repeat
@@ -51,16 +48,11 @@ def all_reduce(
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=COMBINES)
-    if op not in OPS:
-        raise ArgumentError(f"op is {op!r}", hint=f"supported: {', '.join(OPS)}")
-    if op != "sum" and a.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(f"a requires a gradient, op is {op!r}", hint="pass a.detach(), or use torch.no_grad()")
+    check_op(op, a)
     name = group_name(group)
     check_out(out, a.shape, a)
     if wire is not None:
-        check_wire(wire, a, name)
-        if op != "sum":
-            raise ArgumentError(f"wire is {wire!r}, op is {op!r}", hint="leave wire out: it is for sums")
+        check_wire(wire, a, name, op)
         return delivered(all_reduce_float8(a, name), out)
     if out is None:
         return _operator(a, op, name)

@@ -26,6 +26,9 @@ SUMS = (*PRODUCTS, torch.float32)
 COMBINES = (*SUMS, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8)
 """Types of which there are sums, maxima and minima as PyTorch makes them, or in float32."""
 
+OPS = ("sum", "max", "min")
+"""Combinations of elements."""
+
 MOVES = (*COMBINES, torch.int16, torch.bool, torch.complex64, torch.complex128)
 """Types that are moved."""
 
@@ -42,6 +45,14 @@ _AS_BYTES = (*SCALED, torch.bool)
 
 BYTES = (*MOVES, *SCALED)
 """Types that are moved byte by byte."""
+
+
+def check_op(op: str, a: torch.Tensor) -> None:
+    """Raise ArgumentError unless tensors like `a` can be combined so."""
+    if op not in OPS:
+        raise ArgumentError(f"op is {op!r}", hint=f"supported: {', '.join(OPS)}")
+    if op != "sum" and a.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(f"a requires a gradient, op is {op!r}", hint="pass a.detach(), or use torch.no_grad()")
 
 
 def check_tensor(

@@ -38,10 +38,12 @@ END, NEXT = 448.0, 240.0
 """The largest number of float8, and the largest one below half the next power of two."""
 
 
-def check_wire(wire: Any, a: torch.Tensor, group: str) -> None:
+def check_wire(wire: Any, a: torch.Tensor, group: str, op: str = "sum") -> None:
     """Raise ArgumentError unless numbers of `a` can be sent as float8 between the ranks of a group."""
     if wire != WIRE:
         raise ArgumentError(f"wire is {wire!r}", hint=f"supported: {WIRE!r}, or None for numbers as they are")
+    if op != "sum":
+        raise ArgumentError(f"wire is {wire!r}, op is {op!r}", hint="leave wire out: it is for sums")
     check_tensor("a", a, served=SUMS)
     if spans_nodes(team_of(group)):
         raise ArgumentError(
@@ -131,7 +133,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 all_gather_float8.register_autograd(
-    lambda ctx, grad: (operator_of("reduce_scatter")(grad, *ctx.given), None, None), setup_context=_setup
+    lambda ctx, grad: (operator_of("reduce_scatter")(grad, ctx.given[0], "sum", ctx.given[1]), None, None),
+    setup_context=_setup,
 )
 reduce_scatter_float8.register_autograd(
     lambda ctx, grad: (operator_of("all_gather")(grad, *ctx.given), None, None), setup_context=_setup

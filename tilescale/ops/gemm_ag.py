@@ -98,7 +98,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """The local columns of the sum of all ranks' gradients are those of a GEMM."""
     a, b = ctx.saved_tensors
-    own = operator_of("reduce_scatter")(grad, 1, ctx.group)
+    own = operator_of("reduce_scatter")(grad, 1, "sum", ctx.group)
     return own @ b.t(), (own.t() @ a).t(), own.sum(0) if ctx.biased else None, None
 
 

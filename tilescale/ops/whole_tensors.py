@@ -54,12 +54,12 @@ def gathered(a: torch.Tensor, team: Team, into: torch.Tensor | None = None) -> t
     return result
 
 
-def scattered(a: torch.Tensor, team: Team, into: torch.Tensor | None = None) -> torch.Tensor:
-    """This rank's rows of the sum of contiguous tensors (ranks * rows, ...)."""
+def scattered(a: torch.Tensor, team: Team, into: torch.Tensor | None = None, op: str = "sum") -> torch.Tensor:
+    """This rank's rows of the sum, or what else `op` names, of contiguous tensors (ranks * rows, ...)."""
     compare_counts(a, team)
     result = a.new_empty(len(a) // team.size, *a.shape[1:]) if into is None else into
     x, y = _moved(a, a.dtype), _moved(result, a.dtype)
-    _kernel("reduce_scatter", x, team)(x, y)
+    _kernel("reduce_scatter", x, team, *(() if op == "sum" else (None, op)))(x, y)
     return result
 
 
@@ -100,10 +100,10 @@ def choices(operation: str, moved: torch.dtype, team: Team) -> list[Choice]:
     return [(program, team, operation, dtype, impl) for impl in algorithms(operation, team)]
 
 
-def _kernel(operation: str, whole: torch.Tensor, team: Team) -> Kernel:
-    """The kernel of a collective; `whole` says how much it moves."""
+def _kernel(operation: str, whole: torch.Tensor, team: Team, *more: Any) -> Kernel:
+    """The kernel of a collective; `whole` says how much it moves, `more` are the last arguments of `program`."""
     dtype = dtype_of(whole)
-    choice = lambda impl: (program, team, operation, dtype, impl)  # noqa: E731
+    choice = lambda impl: (program, team, operation, dtype, impl, *more)  # noqa: E731
     return one_of(choice, algorithm(operation, team, whole.nbytes), algorithms(operation, team))
 
 
@@ -156,7 +156,7 @@ def _moved(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return flat if flat.dtype is dtype else flat.view(dtype)
 
 
-def program(size: int, name: str, dtype: str, impl: str | None, wire: str | None = None) -> Any:
+def program(size: int, name: str, dtype: str, impl: str | None, wire: str | None = None, op: str = "sum") -> Any:
     """A collective from one whole tensor to another."""
     part = T.dynamic("elements")
     source = part if name == "all_gather" else size * part
@@ -171,7 +171,7 @@ def program(size: int, name: str, dtype: str, impl: str | None, wire: str | None
                 elif name == "all_to_all":
                     T.all_to_all(X, Y, impl=impl)
                 else:
-                    T.reduce_scatter(X, Y, impl=impl, wire=wire)
+                    T.reduce_scatter(X, Y, op=op, impl=impl, wire=wire)
 
     return whole_tensors
 

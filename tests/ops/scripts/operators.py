@@ -207,11 +207,16 @@ def check_sums_of_anything():
 def check_combinations_of_all_types():
     """Sums of integers wrap around; a NaN of one rank stays in a maximum and a minimum."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8):
-        x = torch.stack(everyones(5, 7, dtype=torch.float32)).mul(40).int().to(dtype)
+        x = torch.stack(everyones(6, 7, dtype=torch.float32)).mul(40).int().to(dtype)
         assert torch.equal(ops.all_reduce(x[RANK]), x.sum(0, dtype=dtype))
         assert torch.equal(ops.all_reduce(x[RANK], op="max"), x.amax(0))
         out = torch.empty_like(x[RANK])
         assert ops.all_reduce(x[RANK], op="min", out=out) is out and torch.equal(out, x.amin(0))
+        assert torch.equal(ops.reduce_scatter(x[RANK]), x.sum(0, dtype=dtype).chunk(SIZE)[RANK])
+        assert torch.equal(ops.reduce_scatter(x[RANK], op="max"), x.amax(0).chunk(SIZE)[RANK])
+        want = x.amin(0).chunk(SIZE)[RANK]
+        part = torch.empty_like(want)
+        assert ops.reduce_scatter(x[RANK], op="min", out=part) is part and torch.equal(part, want)
     x = torch.tensor([torch.nan if RANK == 0 else 1.0, RANK])
     assert ops.all_reduce(x, op="max").isnan().tolist() == ops.all_reduce(x, op="min").isnan().tolist() == [True, False]
     fine = torch.tensor([2**62 + RANK, 1 / 3], dtype=torch.float64)
