@@ -25,7 +25,7 @@ from tests.persistent.chains import Chain, arguments  # noqa: E402
 
 LIMIT_S = 80.0
 WAIT_S = 2.0
-SEEDS = range(4)
+SEEDS = range(2)
 LAUNCHES, REPLAYS = 4, 4
 LATE_CYCLES = 400_000
 BOUND = 2.0**-5
