@@ -80,6 +80,42 @@ def shifted_again_and_again(X, t, Z):
 
 
 @T.macro
+def crosswise_in_shared_memory(X, t, Z):
+    for i in T.Parallel(N):
+        t[i] = X[i] + 1
+        Z[i] = t[N - 1 - i]
+
+
+@T.macro
+def crosswise_in_device_memory(X, t, Z):
+    for i in T.Parallel(N):
+        Z[i] = t[i] + 1
+        t[i] = Z[N - 1 - i]
+
+
+@T.macro
+def one_element_for_all(X, t, Z):
+    for i in T.Parallel(N - 1):
+        t[i] = t[i] + t[N - 1]
+        Z[i] = t[i]
+
+
+@T.macro
+def last_of_a_fragment(X, t, Z):
+    f = T.alloc_fragment((8,), "float32")
+    for i, j in T.Parallel(8, 8):
+        f[i] = t[8 * i + j]
+    T.copy(f, Z[0:8])
+
+
+@T.macro
+def added_and_stored(X, t, Z):
+    for i in T.Parallel(N):
+        T.atomic_add(Z[0], 1.0)
+        Z[i] = t[i]
+
+
+@T.macro
 def stored_through_a_table(X, t, Z):
     for i in T.Parallel(N):
         Z[T.Cast("int32", X[i])] = T.Cast("float32", i)
@@ -106,6 +142,28 @@ def test_a_loop_that_loads_what_other_iterations_store_is_a_race(body: Any, scop
 @pytest.mark.parametrize("threads", [32, N])
 def test_iterations_that_keep_apart_are_none(body: Any, want: Callable[[torch.Tensor], torch.Tensor], threads: int):
     assert torch.equal(run(body, threads=threads), want(torch.arange(float(N))))
+
+
+def test_barriers_of_shared_memory_order_iterations_of_different_threads():
+    assert torch.equal(run(crosswise_in_shared_memory), torch.arange(float(N)).flip(0) + 1)
+    with pytest.raises(RaceError, match=r"^t\[0:64\] of device 0, block 0: an iteration .* writes it and .* reads it"):
+        run(crosswise_in_shared_memory, threads=N // 2)
+
+
+def test_nothing_orders_them_on_device_memory():
+    with pytest.raises(RaceError, match=r"^Z\[0:64\] of device 0: an iteration .* writes it and .* reads it") as caught:
+        run(crosswise_in_device_memory)
+    lines = [where.line for where in caught.value.where]
+    assert lines[1] == lines[0] + 1
+
+
+def test_many_may_load_one_element_and_fragments_are_judged_by_their_layout():
+    assert run(one_element_for_all)[0] == N - 1
+    assert torch.equal(run(last_of_a_fragment)[:8], torch.arange(7.0, N, 8))
+
+
+def test_an_atomic_access_is_none_of_an_iteration():
+    assert run(added_and_stored)[1] == 1
 
 
 def test_what_is_stored_twice_depends_on_the_values():
