@@ -94,6 +94,37 @@ def crosswise_in_device_memory(X, t, Z):
 
 
 @T.macro
+def added_to_rows(X, t, Z):
+    for i, j in T.Parallel(8, 8):
+        t[i] = t[i] + X[8 * i + j]
+
+
+@T.macro
+def rows_backwards(X, t, Z):
+    s = T.alloc_shared((8, 8), "float32")
+    for i, j in T.Parallel(8, 8):
+        s[i, j] = X[8 * i + j]
+    for i, j in T.Parallel(8, 8):
+        s[i, j] = s[i, 7 - j]
+
+
+@T.macro
+def one_stores_what_all_load(X, t, Z):
+    for i in T.Parallel(N):
+        Z[i] = t[0]
+        if i == 5:
+            t[0] = 1.0
+
+
+@T.macro
+def used_in_the_third_statement(X, t, Z):
+    for i in T.Parallel(N):
+        t[(i + 1) % N] = 0.0
+        Z[i] = X[i]
+        t[(i + 1) % N] = Z[N - 1 - i]
+
+
+@T.macro
 def one_element_for_all(X, t, Z):
     for i in T.Parallel(N - 1):
         t[i] = t[i] + t[N - 1]
@@ -121,7 +152,7 @@ def stored_through_a_table(X, t, Z):
         Z[T.Cast("int32", X[i])] = T.Cast("float32", i)
 
 
-@pytest.mark.parametrize("body", [shifted_in_place, summed_by_all])
+@pytest.mark.parametrize("body", [shifted_in_place, summed_by_all, added_to_rows, rows_backwards])
 @pytest.mark.parametrize("scoped", [True, False])
 @pytest.mark.parametrize("threads", [32, N, 2 * N])
 def test_a_loop_that_loads_what_other_iterations_store_is_a_race(body: Any, scoped: bool, threads: int):
@@ -155,6 +186,18 @@ def test_nothing_orders_them_on_device_memory():
         run(crosswise_in_device_memory)
     lines = [where.line for where in caught.value.where]
     assert lines[1] == lines[0] + 1
+
+
+def test_the_lines_are_those_of_the_two_accesses():
+    with pytest.raises(RaceError, match=r"^Z\[0:64\]") as caught:
+        run(used_in_the_third_statement, threads=N // 2)
+    lines = [str(where).splitlines()[1].strip() for where in caught.value.where]
+    assert lines == ["Z[i] = X[i]", "t[(i + 1) % N] = Z[N - 1 - i]"]
+
+
+def test_one_iteration_may_not_store_what_all_load():
+    with pytest.raises(RaceError, match=r"^t\[0\] .* reads it and another iteration writes it"):
+        run(one_stores_what_all_load, threads=N // 2)
 
 
 def test_many_may_load_one_element_and_fragments_are_judged_by_their_layout():
