@@ -164,7 +164,7 @@ def test_results_are_the_same_for_any_number_of_rows(name: str, chunk: int):
         check_same(PROGRAMS[name], changed, of_program(name, rows), seeds=(None, 1))
 
 
-@pytest.mark.parametrize("name", PROGRAMS.keys() - {"all_to_all alone"})
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "all_to_all alone"])
 def test_a_wait_that_is_left_out_would_race(name: str):
     changed, _ = overlapped(PROGRAMS[name], chunk=TILE)
     without = changed.with_body(tir.rewrite(changed.body, leave=lambda n: tir.sequence([]) if is_wait(n) else None))
