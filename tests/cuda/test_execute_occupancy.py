@@ -14,6 +14,7 @@ from tilescale.backends.cuda.running.occupancy import KernelImage, Occupancy, ch
 from tilescale.errors import LaunchError, Location
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
+from tilescale.program import waiting
 from tilescale.program.grids import programs
 from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence
 from tilescale.program.waiting import waits_across
@@ -129,6 +130,16 @@ def found(func: Any) -> Location | None:
 )
 def test_programs_that_wait_for_those_of_their_own_or_lower_numbers(case: str):
     assert found(program(case)) is None
+
+
+def test_a_wait_that_no_user_wrote_is_one(monkeypatch: pytest.MonkeyPatch):
+    """Rewrites add waits without a line: ranks took them for none, some of them, as they looked in different orders."""
+    monkeypatch.setattr(waiting, "location", lambda *given: None)
+    func = program("one for all")
+    ((phase, launch),) = phases(analyse(func, MACHINE).body)
+    assert found(func) == launch.where is not None
+    assert waiting.first_wait(phase, launch) == launch.where
+    assert found(program("own")) is None
 
 
 @pytest.mark.parametrize(

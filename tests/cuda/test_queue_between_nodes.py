@@ -181,7 +181,7 @@ def test_what_nccl_does_not_carry_is_not_for_the_queue(machine: str):  # noqa: F
 
 def test_a_grid_that_waits_leaves_processors(machine: str):  # noqa: F811
     made = lowered(queue_program(gathered, "device", FLAT, RANKS), machine, RANKS).lowered
-    where = first_wait(made.grids[-1])
+    where = first_wait(made.grids[-1], made.grids[-1].launch)
     assert where is not None and where.file == __file__
     room = occupancy.Occupancy(264, 2, 132)
     occupancy.check_spared("f", 256, room, 4, where)

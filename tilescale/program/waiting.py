@@ -42,43 +42,53 @@ TRIED = 1 << 20
 def waits_across(
     phase: GridPhase, launch: Launch, program: Program, machine: Machine, sizes: Mapping[str, int]
 ) -> Location | None:
-    """Location at which a program of the grid waits for others of the same grid; None if none does.
+    """Location at which a program of the grid waits for others of the same grid; None if none does. That of the launch
+    for a statement without one, which no user wrote.
 
     Args:
         sizes: units of each launched level.
     """
+    found = _waiting(phase, launch, program, machine, sizes)
+    return None if found is None else location(found, "waits here") or launch.where
+
+
+def _waiting(
+    phase: GridPhase, launch: Launch, program: Program, machine: Machine, sizes: Mapping[str, int]
+) -> ir.Stmt | None:
+    """The first statement by which a program of the grid waits for others; the same one on all ranks."""
     names = names_of(program)
     uses: list[_FlagUse] = []
     for stmt, guards in _guarded(phase.stmt):
         effects = names.effects(stmt)
         # Programs of a cluster start together.
         if launch.cluster_size == 1 and any(machine.level(m.level).kind == "program" for m in effects.synchronizes):
-            return location(stmt, "waits here")
+            return stmt
         uses += [_FlagUse(stmt, guards, release.flag, waits=False) for release in effects.releases]
         uses += [_FlagUse(stmt, guards, acquire.flag, waits=True) for acquire in effects.acquires]
     uses += _polls(phase, names)
     grid = grid_of(phase, launch, machine, sizes)
     planes = grid_of(phase, launch, machine, sizes, in_part=True)
-    for root in {use.flag.root for use in uses}:
+    for root in dict.fromkeys(use.flag.root for use in uses):
         same = [use for use in uses if use.flag.root.same_as(root)]
         waiting = [use for use in same if use.waits]
         if not waiting or len(waiting) == len(same):
             continue
         if not _own([use.flag for use in same], grid) and not _from_lower_numbers(same, planes):
-            return location(waiting[0].stmt, "waits here")
+            return waiting[0].stmt
     return None
 
 
-def first_wait(phase: GridPhase) -> Location | None:
-    """Location at which programs of a grid wait for a flag; None if they do not."""
-    found: list[Location | None] = []
+def first_wait(phase: GridPhase, launch: Launch) -> Location | None:
+    """Location at which programs of a grid wait for a flag, as that of `waits_across`; None if they do not."""
+    waits: list[ir.Stmt] = []
 
     def visit(node: object) -> None:
         if isinstance(node, ir.Evaluate) and ir.op_name(node.value) == WAIT.name:
-            found.append(location(node, "waits here"))
+            waits.append(node)
 
     ir.walk(phase.stmt, visit)
-    return next((at for at in found if at is not None), None)
+    located = filter(None, (location(wait, "waits here") for wait in waits))
+    return next(located, launch.where) if waits else None
 
 
 @dataclass(frozen=True)

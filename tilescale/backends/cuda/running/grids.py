@@ -58,7 +58,7 @@ def _check_residency(context: ProgramContext, grid: LoweredGrid, kernel: Any) ->
     """
     sizes, launch = dict(context.sizes), grid.launch
     where = waits_across(grid, launch, context.program, context.target.machine, sizes)
-    waiting = first_wait(grid) if context.spared else None
+    waiting = first_wait(grid, launch) if context.spared else None
     if where is None and waiting is None:
         return
     def check() -> None:
