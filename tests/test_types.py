@@ -22,7 +22,7 @@ def test_editors_know_every_built_in_machine():
 
 def test_the_language_says_what_it_takes():
     """Decorators keep the parameters, and where a name means several things there is an overload for each."""
-    assert list(inspect.signature(T.allreduce).parameters) == ["tiles", "op", "fn", "out", "impl"]
+    assert list(inspect.signature(T.allreduce).parameters) == ["tiles", "op", "fn", "out", "impl", "wire"]
     assert list(inspect.signature(T.alloc_shared).parameters) == ["shape", "dtype", "scope"]
     assert [set(inspect.signature(f).parameters) for f in get_overloads(T.copy)] == [
         {"source", "target", "dst", "signal", "value", "op", "after", "impl"},
