@@ -63,7 +63,7 @@ def failed(memory: torch.Tensor) -> list[bool]:
 @pytest.mark.parametrize(("ranks", "blocks"), [(2, 1), (2, 3), (4, 2)])
 def test_each_call_finds_flags_of_zero(job: Job, ranks: int, blocks: int, waits_for_all: bool):
     memory = memory_of(ranks)
-    assert job.calls(memory, blocks, 1000, waits_for_all) == 0
+    assert job.calls(memory, blocks, 200, waits_for_all) == 0
     assert failed(memory) == [False] * ranks
 
 

@@ -157,7 +157,7 @@ def sequential(size: int, of: GemmSpec) -> Any:
     return all_gather_matmul_in_turns
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_a_schedule_of_the_sequential_program_is_the_form_by_hand(size: int):
     """The same text, but for names and the places of flags: the form by hand has a constant number of these."""
     of = GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), False, False)

@@ -61,7 +61,14 @@ def run(
     return [(tensors[-1].view(most, features), tensors[13]) for tensors in per_device]
 
 
-@pytest.mark.parametrize(("size", "route"), [*enumerate(FEW, 1), (7, "all to the last expert"), (8, "random")])
+DAILY = [(1 + number % 4, route) for number, route in enumerate(FEW)]
+NIGHTLY = [(5, "ties"), (6, "none at all"), (7, "all to the last expert"), (8, "random")]
+"""Numbers of ranks, and routes."""
+
+
+@pytest.mark.parametrize(
+    ("size", "route"), [*DAILY, *(pytest.param(*each, marks=pytest.mark.nightly) for each in NIGHTLY)]
+)
 def test_few_tokens_of_float8_experts(size: int, route: str):
     """Like by the throughput form, which adds up in other tiles."""
     chosen, by_rows = FEW[route](size), size % 2 == 0
