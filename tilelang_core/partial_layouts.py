@@ -78,10 +78,11 @@ def _placed(layout: Fragment, shape: tuple[int, ...], threads: int) -> np.ndarra
         return placed
     placed &= (thread >= 0) & (thread < threads)
     placed &= np.all([axis < n for axis, n in zip(np.indices(shape), extents, strict=True)], axis=0)
-    _, number, counts = np.unique(thread * (int(index.max()) + 1) + index, return_inverse=True, return_counts=True)
-    first = np.zeros(placed.size, bool)
-    first[np.unique(number, return_index=True)[1]] = True
-    return placed & (first.reshape(shape) | (counts[number].reshape(shape) == 1))
+    places, candidates = (thread * (int(index.max()) + 1) + index).reshape(-1), np.flatnonzero(placed)
+    _, first = np.unique(places[candidates], return_index=True)
+    alone = np.zeros(placed.size, bool)
+    alone[candidates[first]] = True
+    return alone.reshape(shape)
 
 
 def _box(access: BufferAccess, shape: tuple[int, ...], ranges: dict[tirx.Var, tuple[Any, Any]]) -> tuple[slice, ...]:

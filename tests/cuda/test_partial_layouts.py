@@ -92,6 +92,17 @@ def a_part_of_another(t, u):
         u[i] = u[i] + 1
 
 
-@pytest.mark.parametrize("body", [in_order, one_for_all, a_part_of_another])
-def test_other_fragments_compile(body: Any):
-    assert "(Z + " in source(program(body))
+@T.macro
+def some_columns_of_another(t, u):
+    for i, j in T.Parallel(16, 8):
+        u[i, j] = 1.0
+    for i, j in T.Parallel(16, 8):
+        u[i, j] = u[i, j] + 1
+
+
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [(in_order, (N,)), (one_for_all, (N,)), (a_part_of_another, (N,)), (some_columns_of_another, (16, 16))],
+)
+def test_other_fragments_compile(body: Any, shape: tuple[int, ...]):
+    assert "(Z + " in source(program(body, shape))
