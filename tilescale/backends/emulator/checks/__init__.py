@@ -7,6 +7,7 @@
                         redundant.py redundant waits, witness.py all races of a run, for remedies
     threads.py          races between threads of a block on device memory, where TileScale inserts no barriers
     iterations.py       races between iterations of a parallel loop
+    in_program.py       common base of these two
     initialization.py   uninitialized reads
     replicas.py         replicas that differ
     outputs.py          remarks: outputs written in part, tensors that became different between units

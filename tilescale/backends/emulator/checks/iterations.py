@@ -10,18 +10,16 @@ orders them if each thread executes at most one iteration.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilelang_core import ir
 from tilelang_core.accesses import BufferAccess
-from tilescale.backends.emulator.checks.explain import VERBS
+from tilescale.backends.emulator.checks.in_program import InProgram
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow, touched_cells
-from tilescale.backends.emulator.checks.text import declared_name, owner_of, region_text
 from tilescale.backends.emulator.execute.frame import active
-from tilescale.backends.emulator.execute.observe import READ, WRITE, Observer
+from tilescale.backends.emulator.execute.observe import READ, WRITE
 from tilescale.errors import RaceError
 from tilescale.program.fragments import accesses_in
 from tilescale.program.parallel_loops import loops_of
@@ -35,17 +33,15 @@ _SEVERAL = -1
 """Marks a cell that more than one iteration loads."""
 
 
-class Iterations(Observer):
+class Iterations(InProgram):
     """Raises a RaceError at the second of two racing accesses by iterations of a parallel loop."""
 
     def starts(self, run: Run) -> None:
-        self._run = run
+        super().starts(run)
         last = np.dtype([("execution", "i4"), ("iteration", "i4"), ("place", "i4")])
         cell = np.dtype([("loaded", last), ("stored", last)])
         self._memory: Memory[Shadow] = Memory(lambda owner, given: Shadow(owner, cell))
         self._execution = 0
-        self._places: list[Home] = []
-        self._place_of: dict[Home, int] = {}
         self._dependent: dict[ir.Stmt, tuple[set[int], set[int]]] = {}
 
     def looks_at(self, home: Home) -> bool:
@@ -109,35 +105,23 @@ class Iterations(Observer):
         else:
             last["iteration"][several] = _SEVERAL
 
-    def collides(self, frame: Frame, home: Home, array: np.ndarray, index: Any) -> None:
-        shadow = self._memory.of(array)
-        raise self._error(frame, (home, WRITE), (home, WRITE), shadow, np.asarray(shadow.numbers(array)[index]))
-
-    def _place(self, home: Home) -> int:
-        if home not in self._place_of:
-            self._place_of[home] = len(self._places)
-            self._places.append(home)
-        return self._place_of[home]
+    def stored(self, frame: Frame, home: Home, array: Any, index: tuple, values: np.ndarray) -> None:
+        now = array[index]
+        lost = (now != values) & ((now == now) | (values == values))  # noqa: PLR0124 - one NaN is like another
+        if lost.any():
+            memory, where = home.located(array, tuple(axis[lost] for axis in index))
+            shadow = self._memory.of(memory)
+            raise self._error(frame, (home, WRITE), (home, WRITE), shadow, np.asarray(shadow.numbers(memory)[where]))
 
     def _error(
         self, frame: Frame, first: tuple[Home, str], second: tuple[Home, str], shadow: Shadow, cells: np.ndarray
     ) -> RaceError:
-        home = second[0]
-        region = region_text(declared_name(self._run, home), shadow.around(cells))
-        holder = owner_of(frame.unit, home.root, shadow.owner)
-        place = f" of {holder}" if holder is not None and holder.level else ""
-        acts = " and another iteration ".join(f"{VERBS[kind]} it" for _, kind in (first, second))
         hint = "iterations of T.Parallel run in no order: store to another tile than the loop loads"
         if first[1] == second[1] == WRITE:
             hint = "iterations of T.Parallel run in no order: store each element in one of them, or add by T.atomic_add"
-        places = dict.fromkeys((place.where, kind) for place, kind in (first, second) if place.where)
-        error = RaceError(
-            f"{region}{place}: an iteration of {frame.unit} {acts}, in one parallel loop",
-            hint=hint,
-            where=[replace(where, what=f"{VERBS[kind]} here") for where, kind in places],
-        )
-        error.located = True
-        return error
+        said = self._race(frame, "iteration", (first, second), shadow, cells, "in one parallel loop", hint)
+        said.where = list(dict.fromkeys(said.where))
+        return said
 
 
 def _own(accesses: list[BufferAccess], variables: list[ir.Var]) -> bool:

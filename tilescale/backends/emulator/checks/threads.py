@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -25,11 +25,10 @@ import numpy as np
 from tilelang_core import ir
 from tilelang_core.layouts import TileLayout, inferred
 from tilescale.backends.base import text_target
-from tilescale.backends.emulator.checks.explain import VERBS
+from tilescale.backends.emulator.checks.in_program import InProgram
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow, touched_cells
-from tilescale.backends.emulator.checks.text import declared_name, owner_of, region_text
 from tilescale.backends.emulator.execute.frame import active
-from tilescale.backends.emulator.execute.observe import READ, WRITE, Observer
+from tilescale.backends.emulator.execute.observe import READ, WRITE
 from tilescale.errors import RaceError
 from tilescale.program.effects import phases, statements
 from tilescale.program.fragments import ThreadDistribution, accesses_in, spread, steps
@@ -64,11 +63,11 @@ class _Epoch:
     stored: set[int] = field(default_factory=set)
 
 
-class Threads(Observer):
+class Threads(InProgram):
     """Raises a RaceError at the second of two racing accesses by threads of a plain TileLang program."""
 
     def starts(self, run: Run) -> None:
-        self._run = run
+        super().starts(run)
         self._tensors = set() if run.program.is_hierarchical else _written_and_used_again(run)
         self._distributions = dict(_distributions(run, self._tensors)) if self._tensors else {}
         self._rows = max((len(known.lengths) + bool(known.shared) for known in self._distributions.values()), default=1)
@@ -79,8 +78,6 @@ class Threads(Observer):
         self._numbers = itertools.count(1)
         self._epochs: WeakKeyDictionary[ProgramInstance, _Epoch] = WeakKeyDictionary()
         self._acting: WeakKeyDictionary[Task, ProgramInstance] = WeakKeyDictionary()
-        self._places: list[Home] = []
-        self._place_of: dict[Home, int] = {}
 
     def looks_at(self, home: Home) -> bool:
         return bool(self._tensors) and home.shared and (not home.guarded or home.root in self._tensors)
@@ -231,31 +228,15 @@ class Threads(Observer):
         alike = (one >= count) & (one % self._across == other % self._across)
         return np.where(alike, (other < count) & (verbs[1] == WRITE), differ | (other >= count))
 
-    def _place(self, home: Home) -> int:
-        if home not in self._place_of:
-            self._place_of[home] = len(self._places)
-            self._places.append(home)
-        return self._place_of[home]
-
     def _error(
         self, frame: Frame, first: tuple[Home, str], second: tuple[Home, str], shadow: Shadow, cells: np.ndarray
     ) -> RaceError:
-        home, lines = second[0], [place.where for place, _ in (first, second)]
-        region = region_text(declared_name(self._run, home), shadow.around(cells))
-        holder = owner_of(frame.unit, home.root, shadow.owner)
-        place = f" of {holder}" if holder is not None and holder.level else ""
-        acts = " and another thread ".join(f"{VERBS[kind]} it" for _, kind in (first, second))
+        lines = [place.where for place, _ in (first, second)]
         between = f"line {lines[0].line} and line {lines[1].line}" if all(lines) else "the two"
         hint = f"T.sync_threads() between {between}: TileLang itself orders threads on shared memory alone"
         if all(lines) and lines[0] == lines[1]:
             hint = f"in line {lines[0].line}, load, T.sync_threads(), then store; or T.atomic_add, if threads add up"
-        error = RaceError(
-            f"{region}{place}: a thread of {frame.unit} {acts}, with no barrier between them",
-            hint=hint,
-            where=[replace(place.where, what=f"{VERBS[kind]} here") for place, kind in (first, second) if place.where],
-        )
-        error.located = True
-        return error
+        return self._race(frame, "thread", (first, second), shadow, cells, "with no barrier between them", hint)
 
 
 def _distributions(run: Run, tensors: set[int]) -> Iterator[tuple[ir.Stmt, ThreadDistribution]]:

@@ -89,8 +89,8 @@ class Observer:
     def iterates(self, frame: Actor) -> None:
         """A unit begins to execute a nest of parallel loops."""
 
-    def collides(self, frame: Actor, home: Access, array: np.ndarray, index: Any) -> None:
-        """Threads, or iterations of parallel loops, have stored different values to the elements `array[index]`."""
+    def stored(self, frame: Actor, home: Access, array: Any, index: tuple, values: np.ndarray) -> None:
+        """Threads, or iterations of parallel loops, have stored a value each to `array[index]`, as the unit sees it."""
 
     def accesses_private(self, frame: Actor, home: Access, kind: str, buffer: Any, index: tuple) -> None:
         """The active threads read or write an element each of a thread-private buffer."""

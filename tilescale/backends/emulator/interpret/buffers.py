@@ -97,19 +97,19 @@ class Home:
         """Report an access to `array[index]` to the observers; of single elements, the active ones."""
         watching = self.watched_by(frame)
         if watching:
-            array, index = _behind(array, index)
+            array, index = self.located(array, index)
         for observer in watching:
             observer.accesses(frame, self, kind, array, index)
 
     def stored(self, frame: Frame, array: Any, index: tuple, values: np.ndarray) -> None:
-        """Report elements of `array[index]` that do not have the values just stored there to the observers."""
-        watching = self.watched_by(frame)
-        if watching:
-            now = array[index]
-            lost = (now != values) & ((now == now) | (values == values))  # noqa: PLR0124 - one NaN is like another
-            if lost.any():
-                for observer in watching:
-                    observer.collides(frame, self, *_behind(array, tuple(axis[lost] for axis in index)))
+        """Report values that were stored to `array[index]`, in no order, to the observers."""
+        for observer in self.watched_by(frame):
+            observer.stored(frame, self, array, index, values)
+
+    @staticmethod
+    def located(array: Any, index: Any) -> tuple[np.ndarray, Any]:
+        """The array that holds the elements of an array or a view, and their index in it."""
+        return array.memory(index) if isinstance(array, Packed) else located(array, index)
 
     def touched_private(self, frame: Frame, kind: str, buffer: PrivateBuffer, index: tuple) -> None:
         """Report an access by the active threads to their elements of a thread-private buffer to the observers."""
@@ -148,8 +148,3 @@ class Home:
 
 def _form(shape: Sequence[Any], dtype: str, strides: Sequence[Any]) -> tuple[list[str], str, list[str]]:
     return [str(n) for n in shape], dtype, [str(n) for n in strides]
-
-
-def _behind(array: Any, index: Any) -> tuple[np.ndarray, Any]:
-    """The array that holds the elements of an array or a view, and their index in it."""
-    return array.memory(index) if isinstance(array, Packed) else located(array, index)
