@@ -171,18 +171,18 @@ def test_grids_of_short_messages_have_room_for_all(nbytes: int, sharing: int, mo
     ids=["clusters", "blocks"],
 )
 @pytest.mark.parametrize("sharing", SHARING.values())
-@pytest.mark.parametrize("nbytes", [16, 120, 128, 2064, 12 * KIB, 16 * KIB, 32 * KIB])
-@pytest.mark.parametrize("rows", [1, 6, 132, 133, 512, 5000])
-def test_grids_of_rows_have_room_for_all(rows: int, nbytes: int, sharing: int, room: KernelCapacity):
-    (blocks, threads, slot), cluster, part, each = rows_grid(rows, nbytes, 256, room, sharing)
-    units = sharing * -(-part // data_bytes(sharing))
-    assert blocks <= room.blocks and threads <= room.threads and threads % 32 == 0
-    assert cluster <= room.cluster and blocks % cluster == 0 and cluster & (cluster - 1) == 0
-    assert part * cluster >= nbytes and part % 256 == 0 and (cluster == 1 or part * (cluster - 1) < nbytes)
-    assert threads * each >= units and each <= (2 if room.cluster > 1 else 8), "a thread has them in registers"
-    assert each <= rows_grid(room.blocks, nbytes, 256, room, sharing).each, "the kernel is made for as many"
-    clusters = blocks // cluster
-    assert clusters <= rows and slot >= 16 * units * -(-rows // clusters)
+@pytest.mark.parametrize("nbytes", [16, 120, 128, 2064, 12 * KIB, 12 * KIB + 8, 16 * KIB, 32 * KIB])
+def test_grids_of_rows_have_room_for_all(nbytes: int, sharing: int, room: KernelCapacity):
+    for rows in (*range(1, 800), *range(800, 5001, 60)):
+        (blocks, threads, slot), cluster, part, each = rows_grid(rows, nbytes, 256, room, sharing)
+        units = sharing * -(-part // data_bytes(sharing))
+        assert blocks <= room.blocks and threads <= room.threads and threads % 32 == 0
+        assert cluster <= room.cluster and blocks % cluster == 0 and cluster & (cluster - 1) == 0
+        assert part % 256 == 0 and nbytes <= part * cluster < nbytes + 256 * cluster
+        assert threads * each >= units and each <= (2 if room.cluster > 1 else 8), "a thread has them in registers"
+        assert each <= rows_grid(room.blocks, nbytes, 256, room, sharing).each, "the kernel is made for as many"
+        clusters = blocks // cluster
+        assert clusters <= rows and slot >= 16 * units * -(-rows // clusters)
 
 
 def test_few_rows_have_many_processors():

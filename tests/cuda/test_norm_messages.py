@@ -23,7 +23,7 @@ from tilescale.program.norm import GROUP, LARGEST, LEAST, packed_words
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
-EPS, SEVERAL = 1e-3, 3
+EPS, SEVERAL, MARGIN = 1e-3, 3, 256
 COLUMNS = {"words": {8: 1, 20: 2, 24: 2, 72: 3}, "lines": {8: 1, 20: 1, 24: 1, 72: 2}}
 """Columns of 16 bits, and the units of a row per thread where there are many rows, of clusters of up to two blocks of
 four. A line has 12 columns here: two threads, the last one of which has half as many. Where a row of 20 columns has two
@@ -33,7 +33,7 @@ QUANTIZED = {
     "words": {"tensor": (1, 7), "row": (1, 7), "group": (8,)},
     "lines": {"tensor": (1, 5), "row": (1, 5), "group": (6,)},
 }
-"""Units of 8 and of 200 columns, by what shares a scale: of groups the first block has 128 columns."""
+"""Units of 8 and of 200 columns, by what shares a scale: of groups the first block has 128 columns, of 100 all."""
 
 ROWS = (1, 3, 4, 7, 2, 13)
 """Clusters have one row, several, or none; a row has one block or two."""
@@ -119,10 +119,17 @@ def wanted(parts: list[torch.Tensor], residual: torch.Tensor | None, weight: tor
 
 
 def at(x: torch.Tensor, shift: int) -> torch.Tensor:
-    """The same numbers, at an offset of some elements from a multiple of 16 bytes, contiguous."""
-    room = torch.zeros(x.numel() + shift + 16, dtype=x.dtype)
-    begin = -room.data_ptr() // x.itemsize % (16 // x.itemsize) + shift
+    """The same numbers, at an offset of some elements from a multiple of 16 bytes, contiguous, between zeros."""
+    room = torch.zeros(x.numel() + shift + 2 * MARGIN, dtype=x.dtype)
+    begin = -room.data_ptr() // x.itemsize % (16 // x.itemsize) + shift + MARGIN // 2
     return room[begin : begin + x.numel()].view(x.shape).copy_(x)
+
+
+def between_zeros(x: torch.Tensor) -> bool:
+    """Whether nothing is around numbers of `at`."""
+    assert x._base is not None
+    room, begin = x._base.view(torch.uint8), x.storage_offset() * x.itemsize
+    return not room[:begin].any() and not room[begin + x.nbytes :].any()
 
 
 def check(call: Any, ranks: int, shape: tuple[int, int], dtype: torch.dtype, shift: int, has_residual: bool) -> None:
@@ -141,7 +148,7 @@ def check(call: Any, ranks: int, shape: tuple[int, int], dtype: torch.dtype, shi
     )
     for part, before, (out, rows) in zip(parts, brought, outs, strict=True):
         assert torch.equal(part, before), "what a rank brings stays"
-        assert torch.equal(out, y)
+        assert torch.equal(out, y) and between_zeros(out) and between_zeros(rows)
         torch.testing.assert_close(rows.double(), normed, rtol=torch.finfo(dtype).eps, atol=1e-6)
         assert torch.equal(rows, outs[0][1]), "all ranks have the same bits"
 
@@ -161,8 +168,10 @@ def test_rows_of_several_units_and_blocks(ranks: int, columns: int, job: Callabl
 
 @pytest.mark.parametrize("gives_normed", [True, False])
 @pytest.mark.parametrize(
-    ("scaling", "columns"), [("tensor", 8), ("row", 8), ("tensor", 200), ("row", 200), ("group", 200), ("packed", 200)]
-)
+    ("scaling", "columns"),
+    [("tensor", 8), ("row", 8), ("tensor", 200), ("row", 200), ("group", 200), ("packed", 200), ("group", 100),
+     ("packed", 100)],
+)  # fmt: skip
 def test_rows_are_quantized(scaling: str, columns: int, gives_normed: bool, job: Callable[..., Any]):
     packed, offset = scaling == "packed", 1.0
     scaling, power = ("group", True) if packed else (scaling, not gives_normed)
@@ -181,10 +190,12 @@ def test_rows_are_quantized(scaling: str, columns: int, gives_normed: bool, job:
             q, normed = torch.full((rows, columns), 7.0).to(torch.float8_e4m3fn), torch.full((rows, columns), torch.nan)
             given = scales.clone() if scaling == "tensor" else torch.full_like(scales, torch.nan)
             given = torch.full((packed_words(rows, columns),), -1, dtype=torch.int32) if packed else given
-            more = {"normed": normed.bfloat16() if gives_normed else None, "quantized": q, "scales": given}
-            made.append(Operands(part, torch.empty_like(part), weight=weight, residual=residual, **more))
+            placed = {"quantized": at(q, 0), "scales": at(given, 0)}
+            placed.update({"normed": at(normed.bfloat16(), 0)} if gives_normed else {})
+            made.append(Operands(part, at(torch.empty_like(part), 0), weight=weight, residual=residual, **placed))
         call(made)
         for one in made:
+            assert all(map(between_zeros, (one.target, one.quantized, one.scales)))
             found = unpacked(one.scales, rows, columns) if packed else one.scales
             torch.testing.assert_close(found, scales, rtol=1e-5, atol=0)
             assert torch.equal(one.target, y)
