@@ -212,16 +212,19 @@ class Supervisor:
 
 
 def supervisors(first: int, tally: Tally, compiler: str) -> list[Supervisor]:
-    """Two workers for each core, as half of them wait for the compiler; an eighth of them for two devices."""
+    """Two workers for each core, as half of them wait for the compiler; an eighth of them for two devices.
+
+    Where there is one GPU, all workers share it.
+    """
     gpus, workers = torch.cuda.device_count(), max(2, 2 * cores())
-    pairs = max(1, workers // 16) if gpus > 1 else 0
+    pairs = max(1, workers // 16)
     env = {"TILESCALE_HEAP_BYTES": "64MiB", "OMP_NUM_THREADS": "1", "TILELANG_DISABLE_CACHE": "1"}
     env["FUZZ_COMPILER"] = compiler
     alone = max(1, workers - 2 * pairs)
     found = [
         Supervisor(1, first + n, alone, {**env, "CUDA_VISIBLE_DEVICES": str(n % gpus)}, tally) for n in range(alone)
     ]
-    two = {**env, "CUDA_VISIBLE_DEVICES": "0,1"}
+    two = {**env, "CUDA_VISIBLE_DEVICES": "0,1"} if gpus > 1 else {**env, "TILESCALE_SHARE_GPUS": "1"}
     return [*found, *(Supervisor(2, first + n, pairs, two, tally) for n in range(pairs))]
 
 
