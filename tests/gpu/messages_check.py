@@ -14,7 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.gpu.ops_support import main, poison, random, runs, say  # noqa: E402
-from tests.gpu.ranks import DEVICE, RANK, SHARED, SIZE, everyones  # noqa: E402
+from tests.gpu.ranks import DEVICE, RANK, SIZE, everyones  # noqa: E402
 from tests.ops.float8_bounds import bound_of_gather, bound_of_sum  # noqa: E402
 from tilescale import ops  # noqa: E402
 from tilescale.program.wire import line_floats  # noqa: E402
@@ -111,8 +111,6 @@ def check_gathers_of_sizes_on_the_device(only: slice) -> None:
 
 def check_float8_wire(only: slice) -> None:
     """Numbers of all magnitudes, sizes with and without tails; groups with no number, the same bits on all ranks."""
-    if SHARED:
-        return say("PASS: lines are for GPUs of their own")
     for elements, dtype in [(5, torch.bfloat16), (120 * 77 + 3, torch.float16), (1 << 22, torch.bfloat16),
                             (120 * 100003, torch.float32), (3 << 24, torch.bfloat16)][only]:  # fmt: skip
         x = random(SIZE * elements, dtype=torch.float32)

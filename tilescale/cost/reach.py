@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 
 from tilescale.errors import NoPathError, PeerOutOfRangeError
 from tilescale.hda import Machine
+from tilescale.settings import settings
 
 if TYPE_CHECKING:
+    from tilescale.hda.model import Network
     from tilescale.hda.route import Path
+
+WHOLE_LINES = "whole-lines"
+"""The capability of a network that delivers a warp's store of a line atomically, as LL128 requires."""
 
 SHARE = 0.1
 """Share of a message's time that its start and latency may take: chunks are sized accordingly."""
@@ -34,6 +39,11 @@ def linked(machine: Machine, sizes: tuple[tuple[str, int], ...]) -> int:
         if not {*networks} <= {*own}:
             return peer
     return units
+
+
+def delivers_lines(network: Network | None) -> bool:
+    """Whether a network delivers lines atomically; that is not known between ranks that share a GPU."""
+    return network is not None and WHOLE_LINES in network.capabilities and not settings().share_gpus
 
 
 def message_bytes(path: Path) -> int:

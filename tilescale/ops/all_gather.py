@@ -27,7 +27,7 @@ def all_gather(
         out: the result's memory, where no gradients are recorded. Contiguous, and with dim 0 and parts of whole 16
             bytes, it is written without a copy.
         wire: None, or "float8_e4m3fn": numbers are sent in float8, each 120 of a part with a scale; see
-            docs/operators/float8.md for the error. bfloat16, float16 and float32, ranks of one node.
+            docs/operators/float8.md for the error. bfloat16, float16 and float32.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -41,7 +41,7 @@ def all_gather(
     dim, name = check_dim("dim", dim, a), group_name(group)
     check_out(out, [n * size_of(name) if i == dim else n for i, n in enumerate(a.shape)], a)
     if wire is not None:
-        check_wire(wire, a, name)
+        check_wire(wire, a)
         return delivered(all_gather_float8(a, dim, name), out)
     if out is None:
         return as_moved(_operator, a, dim, name)

@@ -37,7 +37,7 @@ def all_reduce(
         op: "sum", "max" or "min", element by element. A NaN of any rank stays.
         out: the result's memory, where no gradients are recorded; `a` itself for a sum in place.
         wire: None, or "float8_e4m3fn" for a sum: parts and their sums are sent in float8, each 120 numbers with a
-            scale; see docs/operators/float8.md for the error. bfloat16, float16 and float32, ranks of one node.
+            scale; see docs/operators/float8.md for the error. bfloat16, float16 and float32.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -52,7 +52,7 @@ def all_reduce(
     name = group_name(group)
     check_out(out, a.shape, a)
     if wire is not None:
-        check_wire(wire, a, name, op)
+        check_wire(wire, a, op)
         return delivered(all_reduce_float8(a, name), out)
     if out is None:
         return _operator(a, op, name)

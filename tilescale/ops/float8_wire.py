@@ -2,19 +2,24 @@
 """Collectives that send numbers as float8: lines of 120 with a scale each, sums in float32.
 
 One kernel quantizes, sends, sums and dequantizes (`wire=` of `T.all_gather` and others), so that a tensor is read and
-written once. Local parts are quantized as well where other ranks receive them: all ranks have the same bits.
+written once; where networks do not deliver its lines, float8_lines.py has the steps. Local parts are quantized as well
+where other ranks receive them: all ranks have the same bits.
 
 Scales are powers of two, so scaling itself rounds nothing. A line with an infinity or a NaN becomes NaN as a whole.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import tilescale.language as T
 from tilescale.comm import Team
+from tilescale.cost.reach import delivers_lines
 from tilescale.errors import ArgumentError
+from tilescale.hda.current import current_machine
+from tilescale.ops import float8_lines
 from tilescale.ops.arguments import SUMS, check_tensor, dense
 from tilescale.ops.group import size_of, team_of
 from tilescale.ops.kernels import kernel
@@ -38,25 +43,21 @@ END, NEXT = 448.0, 240.0
 """The largest number of float8, and the largest one below half the next power of two."""
 
 
-def check_wire(wire: Any, a: torch.Tensor, group: str, op: str = "sum") -> None:
-    """Raise ArgumentError unless numbers of `a` can be sent as float8 between the ranks of a group."""
+def check_wire(wire: Any, a: torch.Tensor, op: str = "sum") -> None:
+    """Raise ArgumentError unless numbers of `a` can be sent as float8."""
     if wire != WIRE:
         raise ArgumentError(f"wire is {wire!r}", hint=f"supported: {WIRE!r}, or None for numbers as they are")
     if op != "sum":
         raise ArgumentError(f"wire is {wire!r}, op is {op!r}", hint="leave wire out: it is for sums")
     check_tensor("a", a, served=SUMS)
-    if spans_nodes(team_of(group)):
-        raise ArgumentError(
-            f"wire is {wire!r}, the group spans nodes", hint="leave wire out: it is for ranks of a node"
-        )
 
 
 @operator("all_gather_float8")
 def all_gather_float8(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     """The gathered tensor."""
-    team = team_of(group)
+    team, x = team_of(group), dense(a).view(-1)
     how = program, "all_gather", dtype_of(a), "direct"
-    made = _exchanged(dense(a).view(-1), team, team.size * a.numel(), *how)
+    made = _exchanged(float8_lines.all_gather, x, team, team.size * a.numel(), *how)
     return plain(join(made.view(team.size * a.shape[0], *a.shape[1:]), dim, team.size))
 
 
@@ -64,27 +65,37 @@ def all_gather_float8(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
 def reduce_scatter_float8(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     """This rank's part of the sum."""
     team = team_of(group)
-    how = program, "reduce_scatter", dtype_of(a), "direct"
-    made = _exchanged(split(a, dim, team.size).reshape(-1), team, a.numel() // team.size, *how)
+    how, x = (program, "reduce_scatter", dtype_of(a), "direct"), split(a, dim, team.size).reshape(-1)
+    made = _exchanged(float8_lines.reduce_scatter, x, team, a.numel() // team.size, *how)
     return plain(made.view([n // team.size if i == dim else n for i, n in enumerate(a.shape)]))
 
 
 @operator("all_reduce_float8")
 def all_reduce_float8(a: torch.Tensor, group: str) -> torch.Tensor:
     """The sum."""
-    how = sum_program, dtype_of(a), "sum", "two_shot"
-    return plain(_exchanged(dense(a).view(-1), team_of(group), a.numel(), *how).view(a.shape))
+    how, x = (sum_program, dtype_of(a), "sum", "two_shot"), dense(a).view(-1)
+    return plain(_exchanged(float8_lines.all_reduce, x, team_of(group), a.numel(), *how).view(a.shape))
 
 
-def _exchanged(a: torch.Tensor, team: Team, count: int, build: Any, *how: str) -> torch.Tensor:
-    """The result, of a number of elements, of a contiguous tensor of one dimension."""
+def _exchanged(
+    by_moves: Callable[..., torch.Tensor], a: torch.Tensor, team: Team, count: int, build: Any, *how: str
+) -> torch.Tensor:
+    """The result, of a number of elements, of a contiguous tensor of one dimension: by one kernel, or by moves."""
     if team.size == 1:
         return a.clone()
     compare_counts(a, team)
+    if a.numel() and not _has_lines(team):
+        return by_moves(a, team)
     made = a.new_empty(count)
     if a.numel():
         kernel(build, team, *how, WIRE)(a, made)
     return made
+
+
+def _has_lines(team: Team) -> bool:
+    """Whether kernels can send lines between all ranks."""
+    machine = current_machine()
+    return delivers_lines(machine.network(machine.tensor_level.name)) and not spans_nodes(team)
 
 
 def last_of(dtype: str) -> int:

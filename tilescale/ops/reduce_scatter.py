@@ -36,7 +36,7 @@ def reduce_scatter(
         op: "sum", "max" or "min", as of `all_reduce`.
         out: the result's memory, as for `all_gather`.
         wire: None, or "float8_e4m3fn" for a sum: numbers are sent in float8, each 120 of a part with a scale; see
-            docs/operators/float8.md for the error. bfloat16, float16 and float32, ranks of one node.
+            docs/operators/float8.md for the error. bfloat16, float16 and float32.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -53,7 +53,7 @@ def reduce_scatter(
     check_divides("a", a, dim, size_of(name))
     check_out(out, [n // size_of(name) if i == dim else n for i, n in enumerate(a.shape)], a)
     if wire is not None:
-        check_wire(wire, a, name, op)
+        check_wire(wire, a, op)
         return delivered(reduce_scatter_float8(a, dim, name), out)
     if out is None:
         return _operator(a, dim, op, name)

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from operators import RANK, SIZE, close, everyones, run
 
+import tilescale
 from tilescale import ops
 from tilescale.errors import ArgumentError
 
@@ -65,6 +68,24 @@ def check_numbers_that_travel_as_float8():
         assert torch.equal(
             leaf.grad.float(), users if call is ops.reduce_scatter else torch.full_like(users, sum(range(SIZE + 1)))
         )
+
+
+def check_lines_of_float8_are_the_same_over_any_network():
+    """By one kernel over NVLink; as bytes over PCIe, and between nodes."""
+    with TemporaryDirectory() as folder:
+        nodes = Path(folder, "nodes.yaml")
+        nodes.write_text(f"extends: h200-sxm-8x4\nlevels:\n  node:\n    count: {SIZE}\n  device:\n    count: 1\n")
+        others = [tilescale.Machine.load(name) for name in ("rtx4090-pcie-2", str(nodes))]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        x = (everyones(3 * SIZE, 125)[RANK].float() * torch.logspace(-6, 4, 125)).to(dtype)
+        x[1, 7], x[2, 3] = torch.finfo(dtype).max, torch.nan
+        for call in (ops.all_reduce, ops.reduce_scatter, ops.all_gather, partial(ops.all_gather, dim=1)):
+            want = call(x, wire="float8_e4m3fn")
+            assert not want.isnan().all()
+            for machine in others:
+                with tilescale.use_machine(machine):
+                    got = call(x, wire="float8_e4m3fn")
+                torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
 def check_gemms_write_where_they_are_wanted():

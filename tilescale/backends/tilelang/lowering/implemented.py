@@ -28,14 +28,11 @@ from tilescale.collectives import (
 from tilescale.collectives.request import wanted_of
 from tilescale.cost.choose import MechanismChoice
 from tilescale.cost.operations import network_of
+from tilescale.cost.reach import delivers_lines
 from tilescale.errors import UnsupportedError
 from tilescale.program.effects import statements
 from tilescale.program.model import GridPhase, Program, location
 from tilescale.program.operations import Collective, operation
-from tilescale.settings import settings
-
-WHOLE_LINES = "whole-lines"
-"""The capability of a network that delivers a warp's store of a line atomically, as LL128 requires."""
 
 Requirement = Callable[[Collective, LoweringTarget], bool]
 
@@ -94,8 +91,7 @@ def _with_norm(made: Collective, target: LoweringTarget) -> bool:
 def _by_lines(made: Collective, target: LoweringTarget) -> bool:
     """Requires a network that delivers a warp's store of a line as a whole, or one device."""
     network, alone = network_of(made.call, target.machine, dict(target.sizes)), target.mesh.count(made.level) == 1
-    whole = network is not None and WHOLE_LINES in network.capabilities and not settings().share_gpus
-    return (whole or alone) and _by_kernel(made, target)
+    return (alone or delivers_lines(network)) and _by_kernel(made, target)
 
 
 def _sends_inside(made: Collective, target: LoweringTarget) -> bool:

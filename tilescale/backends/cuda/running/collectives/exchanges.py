@@ -28,12 +28,11 @@ from tilescale.backends.cuda.running.collectives.workspaces import Inbox, SlotSh
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.tilelang.lowering.arguments import WaitSite
-from tilescale.backends.tilelang.lowering.implemented import WHOLE_LINES
 from tilescale.backends.tilelang.lowering.reach import STORES
 from tilescale.backends.tilelang.ptx import WARP
 from tilescale.comm.heap.arena import round_up
 from tilescale.cost.operations import network_of
-from tilescale.settings import settings
+from tilescale.cost.reach import delivers_lines
 
 if TYPE_CHECKING:
     import torch
@@ -213,7 +212,7 @@ def short(context: ProgramContext, placed: PlacedCollective, ranks: int) -> list
     stores = network.mechanism(STORES) if network is not None else None
     assert network is not None and stores is not None and stores.put, "the plan has asked for it"
     within = network.latency * stores.put / (ranks - 1)
-    if WHOLE_LINES not in network.capabilities or settings().share_gpus:
+    if not delivers_lines(network):
         return [ShortForm("words", STEPS * within / ADDED["words"])]
     return [ShortForm("words", AGREEING * within / ADDED["words"]), ShortForm("lines", STEPS * within / ADDED["lines"])]
 
