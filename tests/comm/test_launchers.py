@@ -197,6 +197,14 @@ def test_ranks_of_one_host_agree_on_a_key(monkeypatch, change: dict[str, str]) -
     assert joined.key is None and joined.host == "127.0.0.1"
 
 
+@pytest.mark.parametrize("change", [{"MASTER_ADDR": "127.0.0.1"}, {NO_KEY: "1"}], ids=["one host", "public key"])
+def test_jobs_without_a_secret_are_told_apart_by_their_script(monkeypatch, change: dict[str, str]) -> None:
+    monkeypatch.setattr(store_server, "connect", lambda host, port, timeout_s: HashStore())
+    monkeypatch.setattr(sys, "argv", ["/home/a/first.py"])
+    assert join(SEVERAL_HOSTS | change, 1.0).job == "/home/a/first.py"
+    assert join(SEVERAL_HOSTS | change | {KEY: "ab" * 32}, 1.0).job == ""
+
+
 def test_ranks_that_a_program_starts_itself_join_by_its_process_group() -> None:
     done = run_words([sys.executable, str(ROOT / "tests/comm/scripts/own_ranks.py"), "2"], TILESCALE_EMULATE="1")
     assert done.code == 0 and done.output.count("passed") == 2, done.output

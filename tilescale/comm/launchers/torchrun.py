@@ -62,7 +62,7 @@ class Torchrun:
             host="127.0.0.1" if one_host else host,
             store=PrefixStore(f"tilescale/{attempt}", store),
             store_at_root=not by_agent,
-            job=_job(env) if key is None else "",
+            job=_job(env) if key is None or key.is_public else "",
             key=key,
         )
 

@@ -38,6 +38,11 @@ class JobKey:
     def __init__(self, secret: bytes):
         self._secret = secret
 
+    @property
+    def is_public(self) -> bool:
+        """Whether all jobs that run without a key have this one, so that it does not distinguish them."""
+        return not self._secret
+
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> JobKey | None:
         """The key that `env` holds or names the file of; None if it does neither.
