@@ -71,7 +71,9 @@ MISTAKES = [
     ("title: a small machine", "title: a\ntitle: b", "title", 2, "given twice, first in line 1"),
     ("float32: 16 op", "float13: 16 op", "levels.core.compute.vector.rates.float13", 13, "no such data type"),
     ("threads: 1", "threads: 100000000000000000000", "levels.lane.threads", 5, "from 1 to 16777216"),
-    ("threads: 1", f"threads: {'9' * 5000}", "levels.lane.threads", 5, "not readable"),
+    ("threads: 1", f"threads: {'9' * 5000}", "levels.lane.threads", 5, "from 1 to 16777216, found '999"),
+    ("threads: 1", f"threads: 0x{'f' * 5000}", "levels.lane.threads", 5, "from 1 to 16777216, found '0xff"),
+    ("threads: 1", "threads: 2026-13-32", "levels.lane.threads", 5, "not readable"),
     ("capacity: 64 KiB", f"capacity: {'9' * 4000} KiB", "memory.l0.capacity", 21, "at most 400 digits"),
     ("capacity: 64 KiB", f"capacity: {'9' * 390} KiB", "memory.l0.capacity", 21, "below 2**63 bytes"),
     ("threads: 1", "threads: 190:20:30", "levels.lane.threads", 5, "found '190:20:30'"),
@@ -110,8 +112,9 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (BOMB, "at most 100000 entries"),
         ("levels: &levels\n  chip: *levels\n", "sections inside sections without an end"),
         (f"levels: {'[' * 3000}", "sections inside sections without an end"),
+        (f"levels: {' ' * (1 << 20)}", "at most 1048576 characters"),
     ],
-    ids=["repeats itself", "contains itself", "deep"],
+    ids=["repeats itself", "contains itself", "deep", "long"],
 )
 def test_a_description_that_does_not_end(tmp_path, text, words):
     path = tmp_path / "endless.yaml"
@@ -127,7 +130,7 @@ def test_a_file_that_this_user_may_not_read(describe, monkeypatch):
     def refused(*given, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(type(path), "read_text", refused)
+    monkeypatch.setattr(type(path), "open", refused)
     with pytest.raises(MachineFileError, match=f"{path} cannot be read: Permission denied"):
         Machine.load(path)
 

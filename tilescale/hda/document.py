@@ -59,6 +59,12 @@ class DocumentEntry:
 MOST_ENTRIES = 100_000
 """Limit of entries of one file, with repetitions by aliases counted each time."""
 
+MOST_CHARACTERS = 1 << 20
+"""Limit of one file; the longest built-in description has a hundredth of it."""
+
+LONGEST_NUMBER = 400
+"""Limit of digits; Python neither reads nor prints integers of thousands."""
+
 
 @dataclass
 class _Reader:
@@ -82,11 +88,11 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             items = [self.entry(n, n.start_mark.line + 1, f"{path}[{i}]") for i, n in enumerate(node.value)]
             return DocumentEntry(items, self.file, line, path)
-        if ":" in node.value and node.tag.endswith((":int", ":float")):
+        if node.tag.endswith((":int", ":float")) and (":" in node.value or len(node.value) > LONGEST_NUMBER):
             return DocumentEntry(node.value, self.file, line, path)  # YAML 1.1 takes 1:30 for ninety
         try:
             return DocumentEntry(self.loader.construct_object(node), self.file, line, path)
-        except ValueError as error:  # a number of thousands of digits, an invalid date
+        except ValueError as error:  # an invalid date
             raise DocumentEntry(None, self.file, line, path).problem(f"not readable: {error}") from None
         except (yaml.YAMLError, LookupError, AttributeError):  # a tag that the text does not fit
             kind = node.tag.rpartition(":")[2]
@@ -108,7 +114,15 @@ class _Reader:
 
 def _parse(path: Path) -> DocumentEntry:
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+        if len(text) > MOST_CHARACTERS:
+            raise MachineFileError(
+                f"a description has at most {MOST_CHARACTERS} characters",
+                hint="see `tilescale machine list` for the built-in ones",
+                where=Location(str(path), 1),
+            )
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise MachineFileError(f"{path} cannot be read: {error.strerror}", where=Location(str(path), 1)) from None
     except yaml.MarkedYAMLError as error:
