@@ -49,6 +49,13 @@ def test_wrong_arguments(args: list[Any], message: str):
     assert info.value.hint
 
 
+@pytest.mark.filterwarnings("ignore")  # PyTorch's, of a class that it may change
+@both_calls
+def test_a_nested_tensor_is_refused(call: Callable[..., Any]):
+    with pytest.raises(ArgumentError, match="'X' is a nested tensor"):
+        call(programs.double(8), torch.nested.nested_tensor([torch.ones(8)]), torch.ones(8))
+
+
 @both_calls
 def test_what_no_statement_names_may_be_none(call: Callable[..., Any]):
     n = T.dynamic("n")

@@ -163,7 +163,9 @@ def in_storage(parameter: Parameter, shape: list[int]) -> list[int]:
 
 
 def check_dense(parameter: Parameter, value: Any) -> None:
-    """Raises ArgumentError for a tensor of another layout than strides: a sparse one."""
+    """Raises ArgumentError for a tensor of another layout than strides: a sparse or nested one."""
+    if getattr(value, "is_nested", False):
+        raise ArgumentError(f"{parameter.name!r} is a nested tensor", hint="pass its values: x.values()")
     layout = getattr(value, "layout", None)
     if str(layout) not in ("None", "torch.strided"):
         raise ArgumentError(
