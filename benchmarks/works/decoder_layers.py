@@ -17,13 +17,13 @@ import expert_blocks
 import torch
 import torch.distributed as dist
 import trials
+from device_trace import idle_percent
 from model_families import FAMILIES, LLAMA, Family, Stack
 from torch import nn
 from trials import Case, checked
 
 import tilescale
 from tilescale.tuning.race import Contender, Heat, Runner
-from tilescale.tuning.trace import idle_percent
 
 STEPS, BOUND = 3, 2.0**-4
 """Number of training steps whose losses are compared; error bound of results, relative to their magnitudes or to one.

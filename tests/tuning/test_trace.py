@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: MIT
 """Idle time of a GPU by a trace, without one: of spans, and the profiler's thread."""
 
-from types import SimpleNamespace
+import importlib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from tilescale.ops.operator import somebody_looks
-from tilescale.tuning.trace import device_trace, idle_share
+
+
+@pytest.fixture
+def trace(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks" / "works")
+    return importlib.import_module("device_trace")
 
 
 @pytest.mark.parametrize(
@@ -19,19 +26,19 @@ from tilescale.tuning.trace import device_trace, idle_share
         ([(0, 400), (100, 200), (300, 500), (900, 1000)], 0.4),
     ],
 )
-def test_idle_is_what_no_span_covers(spans: list[tuple[int, int]], share: float):
-    assert idle_share(spans) == pytest.approx(share)
+def test_idle_is_what_no_span_covers(trace: ModuleType, spans: list[tuple[int, int]], share: float):
+    assert trace.idle_share(spans) == pytest.approx(share)
 
 
-def test_operators_do_not_see_the_profiler(monkeypatch: pytest.MonkeyPatch):
+def test_operators_do_not_see_the_profiler(trace: ModuleType, monkeypatch: pytest.MonkeyPatch):
     activities = SimpleNamespace(CUDA=torch.profiler.ProfilerActivity.CPU)
     monkeypatch.setattr(torch.profiler, "ProfilerActivity", activities)
-    with device_trace() as spans:
+    with trace.device_trace() as spans:
         assert not somebody_looks()
     assert spans == [], "nothing ran on a GPU"
 
 
-def test_an_error_of_the_profiler_is_raised(monkeypatch: pytest.MonkeyPatch):
+def test_an_error_of_the_profiler_is_raised(trace: ModuleType, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.profiler, "profile", lambda **given: 1 / 0)
-    with pytest.raises(ZeroDivisionError), device_trace():
+    with pytest.raises(ZeroDivisionError), trace.device_trace():
         pass

@@ -10,6 +10,5 @@ calibrate.py probes.py programs.py measurements of a machine, and their programs
 bench.py table.py                  collectives and operators compared with libraries
 libraries.py                       the same work by cuBLAS, NCCL and PyTorch
 race.py timers.py                  interleaved contenders, and how a call is timed
-trace.py                           idle time of a GPU
 chart.py curves.py                 pictures of their rows
 """
