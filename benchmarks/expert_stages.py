@@ -6,14 +6,21 @@ Every expert has as many tokens. Tables, and the quantization and sums on a rank
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import torch
 
 import tilescale
 from tilescale.collectives import estimate
 from tilescale.hda import Machine
 from tilescale.ops.float8_wire import GROUP
-from tilescale.ops.grouped_float8 import scaled_gated_program, scaled_program
+from tilescale.ops.grouped_float8 import scaled_program
 from tilescale.ops.moe_tables import ALIGN
+
+sys.path.insert(0, str(Path(__file__).parent / "works"))
+
+from expert_grids import scaled_gated_program  # noqa: E402 - found through the path above
 
 FEATURES, INNER, EXPERTS, CHOICES = 4096, 2048, 256, 6
 """Of DeepSeek-V4-Flash."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import expert_grids
 import expert_layers
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from trials import Case, checked
 import tilescale
 from tilescale import ops
 from tilescale.ops import grouped_float8
-from tilescale.ops.few_rows_gemm import ROWS, few_float8_program
+from tilescale.ops.few_rows_gemm import ROWS
 from tilescale.ops.float8_wire import GROUP, WIRE
 from tilescale.ops.kernels import local_kernel
 from tilescale.ops.products import at_once
@@ -118,10 +119,10 @@ class Work:
         if self.tokens <= FEW:
             owner = torch.arange(LOCAL, dtype=torch.int32, device=y.device)
             owners = owner.repeat_interleave((routing.counts + ROWS - 1) // ROWS)
-            both = local_kernel(few_float8_program, LOCAL, FEATURES, INNER, at_once())
+            both = local_kernel(expert_grids.few_float8_program, LOCAL, FEATURES, INNER, at_once())
             given = rows, of_rows, gate_up, of_gate_up, down, of_down, owners, active, of_active, y
             return Runner(functools.partial(both, *given), lambda seed: None)
-        first = local_kernel(grouped_float8.scaled_gated_program, 0, INNER, FEATURES)
+        first = local_kernel(expert_grids.scaled_gated_program, 0, INNER, FEATURES)
         second = local_kernel(grouped_float8.scaled_program, FEATURES, INNER, INNER)
 
         def call() -> torch.Tensor:

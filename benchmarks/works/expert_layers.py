@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import expert_grids
 import torch
 import torch.distributed as dist
 import trials
@@ -20,7 +21,7 @@ from trials import Case, checked
 
 import tilescale
 from tilescale import ops
-from tilescale.ops import expert_programs, grouped_gemm
+from tilescale.ops import grouped_gemm
 from tilescale.ops.group import team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of
@@ -108,7 +109,7 @@ def mixed(
         given, active, y = (rows.new_empty(max(room, ALIGN), n) for n in (FEATURES, INNER, FEATURES))
         given[place] = rows
         team, dtype = team_of(""), dtype_of(x)
-        made = kernel(expert_programs.gated_program, team, INNER, FEATURES, dtype, False)
+        made = kernel(expert_grids.gated_program, team, INNER, FEATURES, dtype, False)
         made(given, gate_up, owners, rows.new_empty(1, 1), active)
         kernel(grouped_gemm.program, team, FEATURES, INNER, dtype, True)(active, down, owners, y)
         return y[place]

@@ -12,6 +12,7 @@ from tests.cuda.support import example_programs, source
 from tests.cuda.thread_group_programs import CASES
 from tests.fuzz.together import joined, renamed
 from tests.language import programs as reference
+from tests.ops import expert_grids
 from tilelang_core import compile as stock
 from tilescale.backends.cuda.target import target_for
 from tilescale.errors import UnknownLevelError, UsageError
@@ -82,14 +83,14 @@ def operators() -> list[Any]:
     return [
         moe_tables.tables_program(2, 32, 8, "int64", True),
         moe_tables.returns_program(2, 8),
-        *(expert_programs.gated_program(2, n, 512, "bfloat16", n == 16) for n in (16, 768)),
+        *(expert_grids.works.gated_program(2, n, 512, "bfloat16", n == 16) for n in (16, 768)),
         expert_programs.layer_gradient_program(2, 32, 8, 512, 16, "bfloat16"),
         row_exchange.scatter_program(2, 3584, 8),
         row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),
         grouped_float8.scaled_program(512, 512, 528),
-        grouped_float8.scaled_gated_program(2, 512, 512),
+        expert_grids.works.scaled_gated_program(2, 512, 512),
         expert_float8.layer_float8_program(2, 8, 8, 512, 512, "int64", Float8Form(True, True, True)),
-        expert_float8.scatter_float8_program(2, 512, 8),
+        expert_grids.scatter_float8_program(2, 512, 8),
         low_latency_program.low_latency_program(2, 8, 8, 512, 512, "bfloat16", "int64", False, 132),
         *(rounding.squares_program(512, "float8_e4m3fn", across) for across in (False, True)),
         decode(16, 4, 128, 128, "bfloat16", False, CacheLayout("bfloat16", 16)),

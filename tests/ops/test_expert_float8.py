@@ -11,6 +11,7 @@ import torch
 
 import tilescale
 from tests.cuda.support import ptxas, source
+from tests.ops.expert_grids import works
 from tests.ops.float8_experts import (
     EMULATED,
     GRADIENTS,
@@ -24,7 +25,7 @@ from tests.ops.float8_experts import (
 )
 from tilescale import ops
 from tilescale.errors import ArgumentError
-from tilescale.ops import expert_float8, grouped_float8, moe_tables, row_exchange
+from tilescale.ops import expert_float8, moe_tables, row_exchange
 from tilescale.ops.expert_float8 import Float8Form
 
 LOCAL, FEATURES, INNER, CHOICES, MOST, ROOM = 2, 384, 128, 2, 5, 768
@@ -210,5 +211,5 @@ def test_gradients_through_float8_weights(by_rows: bool):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_both_sums_of_a_tile_are_in_registers():
     """And that of 128 products as well."""
-    said = ptxas(source(grouped_float8.scaled_gated_program(0, 2048, 7168)))
+    said = ptxas(source(works.scaled_gated_program(0, 2048, 7168)))
     assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tilescale
-from tests.ops.gradient_programs import gradient_program
+from tests.ops.expert_grids import gradient_program, works
 from tests.ops.test_experts import close, layout
 from tilescale import ops
 from tilescale.errors import ArgumentError
@@ -32,7 +32,7 @@ def test_gated_experts_and_their_gradients(counts: list[int], inner: int, featur
     hidden = empty[0] if keeps else torch.zeros(1, 1).bfloat16()
     given = [x, gate_up, owners, hidden, empty[1]]
     per_device = [[t.clone() for t in given] for _ in range(2)]
-    tilescale.emulate(expert_programs.gated_program(2, inner, features, "bfloat16", keeps), per_device)
+    tilescale.emulate(works.gated_program(2, inner, features, "bfloat16", keeps), per_device)
 
     expert = owners.repeat_interleave(128)[is_row].long()
     pre = torch.einsum("rk,rnk->rn", x[is_row].float(), gate_up[expert].float())

@@ -202,27 +202,6 @@ def sum_float8_grid(Y, W, received, places, inbox, in_scales, before, Out):
                         Out[(first + i) // each, (first + i) % each * GROUP + j] = total[i, j]
 
 
-def scatter_float8_program(size: int, features: int, copies: int) -> Any:
-    """`scatter_float8_grid` of rows of bfloat16."""
-    given, most, room, groups = T.dynamic("given"), T.dynamic("most"), T.dynamic("room"), T.dynamic("groups")
-
-    @T.prim_func
-    def scatter_float8(
-        X: T.Tensor((given, features), DTYPE),
-        order: T.Tensor((size, most), "int32"),
-        sent: T.Tensor((size,), "int32"),
-        inbox: T.Tensor((size, groups, GROUP), WIRE),  # by source
-        in_scales: T.Tensor((size, groups), "float32"),
-        received: T.Tensor((size,), "int32"),
-        places: T.Tensor((size, most, copies), "int32"),
-        R: T.Tensor((room, features), WIRE),
-        of_R: T.Tensor((features // GROUP, room), "float32"),
-    ):
-        scatter_float8_grid(X, in_scales, order, sent, inbox, in_scales, received, places, R, of_R, R, False)
-
-    return scatter_float8
-
-
 @dataclass(frozen=True)
 class Float8Form:
     """Form of a program of float8 experts.

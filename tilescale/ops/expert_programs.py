@@ -54,23 +54,6 @@ def gated_grid(A, B, owners, H, C, size, wide, keeps):
             T.copy(out, C[tile * ALIGN, column * wide])
 
 
-def gated_program(size: int, N: int, K: int, dtype: str, keeps: bool) -> Any:
-    """`gated_grid` of N columns."""
-    room, experts = T.dynamic("room"), T.dynamic("experts")
-
-    @T.prim_func
-    def gated_experts(
-        A: T.Tensor((room, K), dtype),
-        B: T.Tensor((experts, 2 * N, K), dtype),
-        owners: T.Tensor((room // ALIGN,), "int32"),
-        H: T.Tensor((room, 2 * N) if keeps else (1, 1), dtype),
-        C: T.Tensor((room, N), dtype),
-    ):
-        gated_grid(A, B, owners, H, C, size, columns_of(N), keeps)
-
-    return gated_experts
-
-
 @T.macro
 def gated_gradient_grid(D, B, owners, W, H, DH, C, DW, size):
     """The gradients of both products of `gated_grid`, and of rows' weights, from those of the sums of rows.

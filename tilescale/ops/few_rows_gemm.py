@@ -6,7 +6,6 @@ weights, and has memory for many steps of them in flight. As the right operand t
 which take as long to load, and of which most have no token.
 """
 
-from typing import Any
 
 import tilescale.language as T
 from tilescale.ops.float8_wire import GROUP, WIRE, last_of, quantize
@@ -127,26 +126,3 @@ def few_grid(A, of_A, B, of_B, owners, C, size, blocks):
                 for i, j in T.Parallel(WIDE, ROWS):
                     out[j, WIDE + i] = c_second[i, j]
                 T.copy(out, C[tile * ROWS, column])
-
-
-def few_float8_program(experts: int, features: int, inner: int, blocks: int) -> Any:
-    """Both GEMMs of float8 experts alone."""
-    room, tiles = T.dynamic("room"), T.dynamic("tiles")
-
-    @T.prim_func
-    def few_float8_experts(
-        A: T.Tensor((room, features), WIRE),
-        of_A: T.Tensor((features // GROUP, room), "float32"),
-        gate_up: T.Tensor((experts, 2 * inner, features), WIRE),
-        of_gate_up: T.Tensor((experts, 2 * inner // GROUP, features // GROUP), "float32"),
-        down: T.Tensor((experts, features, inner), WIRE),
-        of_down: T.Tensor((experts, features // GROUP, inner // GROUP), "float32"),
-        owners: T.Tensor((tiles,), "int32"),
-        active: T.Tensor((room, inner), WIRE),
-        of_active: T.Tensor((inner // GROUP, room), "float32"),
-        C: T.Tensor((room, features), "bfloat16"),
-    ):
-        few_gated_grid(A, of_A, gate_up, of_gate_up, owners, active, of_active, 0, blocks)
-        few_grid(active, of_active, down, of_down, owners, C, 0, blocks)
-
-    return few_float8_experts

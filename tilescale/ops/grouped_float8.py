@@ -187,23 +187,3 @@ def scaled_program(N: int, K: int, stride: int, kind: str = WIRE) -> Any:
         scaled_grid(A, of_A, B, of_B, owners, C, 0)
 
     return grouped_matmul_scaled
-
-
-def scaled_gated_program(size: int, N: int, K: int, keeps: bool = False) -> Any:
-    """`scaled_gated_grid` of N columns."""
-    room, experts = T.dynamic("room"), T.dynamic("experts")
-
-    @T.prim_func
-    def gated_experts_scaled(
-        A: T.Tensor((room, K), WIRE),
-        of_A: T.Tensor((K // GROUP, room), "float32"),
-        B: T.Tensor((experts, 2 * N, K), WIRE),
-        of_B: T.Tensor((experts, 2 * N // GROUP, K // GROUP), "float32"),
-        owners: T.Tensor((room // ALIGN,), "int32"),
-        H: T.Tensor((room, 2 * N) if keeps else (1, 1), "bfloat16"),
-        C: T.Tensor((room, N), WIRE),
-        of_C: T.Tensor((N // GROUP, room), "float32"),
-    ):
-        scaled_gated_grid(A, of_A, B, of_B, owners, H, C, of_C, size, keeps)
-
-    return gated_experts_scaled
