@@ -15,8 +15,7 @@ import tilescale
 from tests.cuda.support import ptxas, source
 from tilescale import ops
 from tilescale.errors import ArgumentError
-from tilescale.ops.block_gemm import scales_of_columns, scales_of_shards
-from tilescale.ops.block_products import block_tiling
+from tilescale.ops.block_gemm import block_tiling, scales_of_columns, scales_of_shards
 from tilescale.ops.products import CHUNK, GemmSpec
 
 F8, E5 = torch.float8_e4m3fn, torch.float8_e5m2

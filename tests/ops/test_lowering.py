@@ -20,7 +20,7 @@ from tilescale.backends.tilelang.lowering import split_grid
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
-from tilescale.ops.block_products import block_tiling
+from tilescale.ops.block_gemm import block_tiling
 from tilescale.ops.expert_float8 import Float8Form
 from tilescale.ops.key_cache import CacheLayout
 from tilescale.ops.products import (

@@ -32,8 +32,7 @@ from tilescale.ops.arguments import (
     scales_of,
     unread,
 )
-from tilescale.ops.block_gemm import scales_of_columns, scales_of_shards
-from tilescale.ops.block_products import block_tiling
+from tilescale.ops.block_gemm import block_tiling, scales_of_columns, scales_of_shards
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, multiple_of, of_gradients, rounded, spelled
 from tilescale.ops.group import collective, group_name, size_of, team_of

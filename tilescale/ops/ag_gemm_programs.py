@@ -7,7 +7,7 @@ One grid computes the tiles of this rank's rows, in place, and then those of the
 from typing import Any
 
 import tilescale.language as T
-from tilescale.ops.block_products import multiply_blocks, scale_tiles
+from tilescale.ops.block_gemm import multiply_blocks, scale_tiles
 from tilescale.ops.persistent import turns_of
 from tilescale.ops.products import (
     CHUNKS,

@@ -24,8 +24,7 @@ from tilescale.ops.arguments import (
     scales_of,
     unread,
 )
-from tilescale.ops.block_gemm import scales_of_columns, scales_of_shards
-from tilescale.ops.block_products import block_tiling, multiply_scaled, scale_tiles
+from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles, scales_of_columns, scales_of_shards
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, gradients_of_times, of_any_size, spelled
 from tilescale.ops.group import collective, group_name, size_of
@@ -103,7 +102,6 @@ def matmul_all_reduce(
 
 @operator("matmul_all_reduce")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
-    """The sum of the products."""
     return of_any_size(_summed, a, b, bias, None, group, float8)
 
 

@@ -27,8 +27,7 @@ from tilescale.ops.arguments import (
     scales_of,
     unread,
 )
-from tilescale.ops.block_gemm import scales_of_columns, scales_of_shards
-from tilescale.ops.block_products import block_tiling, multiply_scaled, scale_tiles
+from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles, scales_of_columns, scales_of_shards
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, of_any_size, of_gradients, spelled
 from tilescale.ops.group import collective, group_name, size_of
@@ -112,7 +111,6 @@ def matmul_reduce_scatter(
 
 @operator("matmul_reduce_scatter")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
-    """The sum of the products, scattered."""
     return of_any_size(_scattered, a, b, bias, None, group, float8)
 
 
