@@ -3,7 +3,6 @@
 
     rewrite.py              one collective after the other: rewrites, exceptions, and reasons
     schedule.py             the decision for each, as an object that can be edited and passed back
-    symbolic.py             extents that are known at launch only, and what they are likely to be
     candidates.py           schedules that are worth measuring
     legality.py             conditions under which a collective may be split
     partition.py            the rows of a tensor, which its parts consist of

@@ -25,11 +25,13 @@ from tilescale.passes.overlap.rotation import grids_first
 from tilescale.passes.overlap.scatter import overlap_reduction
 from tilescale.passes.overlap.schedule import WIRES, Move, Schedule
 from tilescale.passes.overlap.shift import overlap_shift
-from tilescale.passes.overlap.symbolic import likely_extents
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
 from tilescale.program.dependence import Dependence, ProgramStep
 from tilescale.program.model import Program, location
+
+LIKELY = 4096
+"""Value of a symbolic extent for decisions: the schedule is that of the same program with numbers for its extents."""
 
 _PATTERNS: dict[str, Callable[[CollectiveSite, ProgramStep, Dependence, AccessMaps, Move], ir.PrimFunc]] = {
     "all_gather": overlap_gather,
@@ -56,7 +58,7 @@ def overlap(func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = Non
     moves = [Move(s.name, s.tensors, where=location(s.stmt)) for s in found]
     if schedule is not None:
         moves = _asked(schedule, moves)
-    symbolic = likely_extents(program) if moves else {}
+    symbolic = _likely_extents(program) if moves else {}
     if symbolic:
         likely = overlap(tir.with_values(func, symbolic), machine, schedule)[1].moves
         moves = [
@@ -93,7 +95,6 @@ _OF_GATHERS = ("local", "group", "blocks")
 
 
 def _check_fields(move: Move) -> None:
-    """Raise UsageError where a move asks for what only reductions have."""
     for name in ("carrier", "adds"):
         if getattr(move, name) is not None and _PATTERNS.get(move.collective) is not overlap_reduction:
             raise UsageError(
@@ -176,3 +177,10 @@ def _sizes(program: Program) -> dict[str, int]:
 def _flags(program: Program) -> set[ir.Var]:
     """Flags that are zero when a call begins."""
     return {data for launch in program.launches for data in launch.flags}
+
+
+def _likely_extents(program: Program) -> dict[ir.Var, int]:
+    """The symbolic extents of a program's tensors, each with a likely value."""
+    units = {var for _, extent in program.extents for var in ir.variables(extent)}
+    extents = [extent for p in program.parameters if p.buffer is not None for extent in p.buffer.shape]
+    return {var: LIKELY for extent in extents for var in sorted(ir.variables(extent) - units, key=str)}
