@@ -116,7 +116,6 @@ class _Reader:
         self.found, self.claims = found, claims
 
     def expressions(self, exprs: Iterable[Any]) -> None:
-        """Look at expressions and all below them."""
         for expr in exprs:
             if isinstance(expr, tirx.PrimExpr):
                 stmt_functor.pre_order_visit(expr, self._visit)

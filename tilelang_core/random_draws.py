@@ -106,7 +106,6 @@ class _Layouts:
 
 
 def _numbers(node: Any) -> list[int]:
-    """Numbers of the calls in a node, in order."""
     found: list[int] = []
     ir.walk(node, lambda n: found.append(ir.integer(n.args[-1])) if ir.op_name(n) in CALLS else None)
     return found

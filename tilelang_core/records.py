@@ -36,8 +36,6 @@ def graph_text(nodes: Any) -> str:
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that writes nodes as numbers."""
-
     def __init__(self, *given: Any, **how: Any):
         super().__init__(*given, **how)
         self.nodes: list[Any] = []

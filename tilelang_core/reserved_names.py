@@ -54,7 +54,6 @@ def with_valid_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _variables(func: tirx.PrimFunc) -> list[tirx.Var]:
-    """The variables that a function defines."""
     found = [var for var in func.params if var.dtype != "handle"]
     found += [buffer.data for buffer in func.buffer_map.values()]
 

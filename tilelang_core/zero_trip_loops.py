@@ -194,7 +194,6 @@ class _Names:
         return self._shared.search(line) is not None and not (_SHARED.search(line) or _POINTER.search(line))
 
     def varies(self, expression: str) -> bool:
-        """Whether an expression may differ between threads."""
         return self._varying.search(expression) is not None
 
 

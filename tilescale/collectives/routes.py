@@ -215,7 +215,6 @@ class Routes:
         )
 
     def _neighbours(self, net: Network, here: Numbers, there: Numbers, direction: Numbers, directions: int) -> Numbers:
-        """Numbers of the links between neighbours."""
         table = self._table(net.name, directions)
         codes = here * directions + direction
         new, first = np.unique(codes[table[codes] < 0], return_index=True)

@@ -75,7 +75,6 @@ def active_ports(root: Path) -> dict[str, Path]:
 
 
 def _nearest(gpu: Path, ports: Mapping[str, Path]) -> tuple[str, ...]:
-    """The ports of the adapters that are nearest to a GPU."""
     near = {name: _nearness(gpu, adapter) for name, adapter in ports.items()}
     return tuple(name for name, value in near.items() if value == max(near.values()))
 

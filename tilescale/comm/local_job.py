@@ -130,7 +130,6 @@ class LocalJob:
                 return
 
     def _goes_on(self, running: set[int]) -> bool:
-        """Whether the job has not failed with a rank of it."""
         return self._keeps_going and (bool(running) or any(process.returncode == 0 for process in self._ranks))
 
     def _fail(self, failure: NodeFailure, running: set[int]) -> None:

@@ -15,8 +15,6 @@ _LOOK_S = 0.05
 
 
 class _WorkerCall:
-    """A call, and later its answer."""
-
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]):
         self._function, self._args = function, args
         self._value: Any = None

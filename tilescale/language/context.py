@@ -135,7 +135,6 @@ class Context:
         return level
 
     def _otherwise(self, level: Level) -> str:
-        """Hint for a level that is not launched."""
         if level.kind == "unit" and self.finer(level, self.machine.tensor_level):
             return f"its units own no tensors, and programs run on any of them: name {self.program.name!r}"
         return f"launch it: T.Kernel({level.name}=..., ...)"

@@ -89,7 +89,6 @@ class _Request:
         self.units: dict[str, Any] = {}
 
     def add(self, name: str, extent: Any) -> None:
-        """Take the extent of one level."""
         try:
             level = self.machine.level(name)
         except TileScaleError as error:

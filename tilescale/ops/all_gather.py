@@ -55,7 +55,6 @@ def all_gather(
 
 @operator("all_gather")
 def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
-    """The gathered tensor."""
     return _gathered(a, dim, group, None)
 
 

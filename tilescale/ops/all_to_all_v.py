@@ -117,7 +117,6 @@ def _check_sizes(argument: str, sizes: Any, size: int, most: int | None) -> None
 
 @operator("all_to_all_v")
 def _operator(a: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
-    """The rows that have come."""
     result = a.new_empty(sum(received), *a.shape[1:])
     exchange_rows(a, on_device(tuple(sent), a.device), result, team_of(group))
     return result

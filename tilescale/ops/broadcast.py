@@ -37,7 +37,6 @@ def broadcast(a: torch.Tensor, root: int = 0, *, group: Any = None) -> torch.Ten
 
 @operator("broadcast")
 def _operator(a: torch.Tensor, root: int, group: str) -> torch.Tensor:
-    """The root's tensor."""
     if not a.numel():
         return torch.empty_like(a, memory_format=torch.contiguous_format)
     return whole_tensors.sent_to_all(dense(a), team_of(group), root)

@@ -42,7 +42,6 @@ def gather(a: torch.Tensor, root: int = 0, dim: int = 0, *, group: Any = None) -
 
 @operator("gather")
 def _operator(a: torch.Tensor, root: int, dim: int, group: str) -> torch.Tensor:
-    """All tensors on the root, nothing elsewhere."""
     team = team_of(group)
     whole_tensors.compare_counts(a, team)
     is_root = team.rank == root

@@ -59,7 +59,6 @@ def matmul_all_gather(
 
 @operator("matmul_all_gather")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
-    """The gathered columns."""
     team, (M, K), N = team_of(group), a.shape, b.shape[1]
     job = strategy.CollectiveGemm("reduce_scatter", M, (N,), K, a.dtype)  # each rank receives as much, and adds nothing
     if K % MULTIPLE or N % MULTIPLE:

@@ -75,7 +75,6 @@ def _check_shapes(x: torch.Tensor, b: torch.Tensor, routing: Routing) -> None:
 
 @operator("grouped_matmul")
 def _operator(x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
-    """The products."""
     is_transposed = b.mT.is_contiguous() and not b.is_contiguous()
     result = x.new_empty(x.shape[0], b.shape[2])
     made = local_kernel(program, 0, b.shape[2], b.shape[1], dtype_of(x), is_transposed)

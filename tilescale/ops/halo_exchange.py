@@ -70,7 +70,6 @@ def halo_exchange(
 
 
 def _for_each(name: str, given: Any, dims: list[int]) -> list[Any]:
-    """One value for each dimension, from one for all or one each."""
     if not isinstance(given, Sequence):
         return [given] * len(dims)
     if len(given) != len(dims):
@@ -80,7 +79,6 @@ def _for_each(name: str, given: Any, dims: list[int]) -> list[Any]:
 
 
 def _groups(group: Any, count: int) -> list[str]:
-    """The group along each dimension."""
     if is_mesh(group) and group.ndim == count:
         return [group_name(group.get_group(i)) for i in range(count)]
     if count > 1:

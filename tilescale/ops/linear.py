@@ -296,7 +296,6 @@ def _padded(x: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 def _first(x: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The first tokens of (..., tokens, features)."""
     return x if x.shape[TOKENS] == tokens else x.narrow(TOKENS, 0, tokens)
 
 

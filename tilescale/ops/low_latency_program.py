@@ -270,7 +270,6 @@ def low_latency_program(
     given = WIRE if is_float8 else dtype
 
     def scales(rows: int, columns: int) -> tuple[int, ...]:
-        """The shape of the scales of weights."""
         if by_rows:
             return (local, rows)
         return (local, rows // GROUP, columns // GROUP) if is_float8 else (1, 1, 1)

@@ -99,7 +99,6 @@ def _dispatch(
     room: int,
     group: str,
 ) -> torch.Tensor:
-    """The rows of the experts."""
     rows = more_rows(dense(x).view(torch.uint8), order.shape[1])
     return scatter_rows(rows, order, sent, (received, places, room), team_of(group)).view(x.dtype)
 

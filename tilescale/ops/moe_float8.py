@@ -73,7 +73,6 @@ def scales_of_experts(scales: Any, gate_up: torch.Tensor, down: torch.Tensor) ->
 
 
 def _of_squares(name: str, scales: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The scale of each square of weights."""
     experts, rows, columns = weight.shape
     shape = experts, rows // GROUP, columns // GROUP
     if isinstance(scales, torch.Tensor) and scales.ndim == 1:

@@ -185,7 +185,6 @@ def _check_experts(
 
 
 def _most_tokens(rows: torch.Tensor, chosen: torch.Tensor, most: int | None) -> int:
-    """Tokens that any rank has at most."""
     if len(chosen) != len(rows):
         raise ArgumentError(f"choice has {len(chosen)} tokens, x has {len(rows)}", hint="one for each")
     most = len(rows) if most is None else most

@@ -220,7 +220,6 @@ def _tensors(given: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _count(x: Any) -> int:
-    """Number of tensors in an argument."""
     return sum(map(_count, x)) if isinstance(x, list) else int(isinstance(x, torch.Tensor))
 
 

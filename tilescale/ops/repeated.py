@@ -35,7 +35,6 @@ class _CallForm:
         self.recorded: Recorded | None = None
 
     def __call__(self, function: Callable[..., Any], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """A call that no record does."""
         if torch.cuda.is_current_stream_capturing():  # a recording makes some things twice, which a graph would repeat
             return function(*given)
         if self.recorded is not None:

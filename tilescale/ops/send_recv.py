@@ -153,7 +153,6 @@ def _pair(argument: str, peer: int, group: Any) -> Team:
 def _operator(
     sent: list[torch.Tensor], to: list[int], like: list[torch.Tensor], sources: list[int], group: str
 ) -> list[torch.Tensor]:
-    """The received tensors."""
     return _exchanged(sent, to, like, sources, team_of(group))
 
 

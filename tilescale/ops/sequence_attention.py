@@ -223,7 +223,6 @@ def _operator(
 
 
 def _made(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Uninitialized results."""
     batch, tokens, heads, _ = q.shape
     sums = q.new_empty(batch, PARTS, heads, tokens // PARTS, dtype=torch.float32)
     return torch.empty_like(q, memory_format=torch.contiguous_format), sums
@@ -248,7 +247,6 @@ def _gradients(
     scale: float,
     group: str,
 ) -> list[torch.Tensor]:
-    """The gradients of q, k and v."""
     if not q.numel():
         return [torch.empty_like(x) for x in (q, k, v)]
     how = causal, zigzag, ring, scale

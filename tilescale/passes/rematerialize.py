@@ -42,7 +42,6 @@ class _Rematerializer:
         self.bound: dict[ir.Var, ir.Bind] = {}
 
     def part(self, part: Part) -> Part:
-        """One part in program order."""
         if isinstance(part, Sequence):
             return Sequence(tuple(self.part(p) for p in part.parts))
         if isinstance(part, Control):

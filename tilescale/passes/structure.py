@@ -57,7 +57,6 @@ def structure(func: ir.PrimFunc, machine: Machine) -> Program:
 
 
 def _is_ours(node: object) -> bool:
-    """Whether a node is something that stock TileLang does not have."""
     if isinstance(node, ir.AttrStmt):
         return str(node.attr_key) == SCALE
     if isinstance(node, ir.SBlock):

@@ -137,7 +137,6 @@ def _check_extent(buffer: ir.Buffer, launch: Launch, known: set[ir.Var]) -> None
 
 
 def _tiles(launch: Launch, machine: Machine) -> dict[ir.Var, ir.Buffer]:
-    """On-chip tiles of programs."""
     owned_above = {var for var, level in launch.owners if machine.level(level).kind == "unit"}
     return {b.data: b for b in launch.buffers if b.scope() != "global" and b.data not in owned_above}
 

@@ -130,7 +130,6 @@ def _begins(flag: Access) -> tuple[Any, ...]:
 
 
 def _column(grid: GridValues, expr: Any, at: Mapping[ir.Var, int]) -> list[int]:
-    """The value of an expression in each program."""
     return np.broadcast_to(grid.value(expr, at), (grid.count,)).tolist()
 
 

@@ -177,7 +177,6 @@ class Dependence:
         return self._after(before.values())
 
     def _after(self, steps: Iterable[ProgramStep]) -> OrderedAccesses:
-        """Accesses ordered after the end of steps."""
         accesses = [a for step in steps for a in step.effects.accesses if self._reaches_others(a)]
         written = frozenset(a.root for a in accesses if a.writes)
         return OrderedAccesses(self.names, False, written, frozenset(a.root for a in accesses if a.reads))
@@ -316,7 +315,6 @@ class _AccessSide:
 
 
 def _inside(stmt: ir.Stmt, around: Enclosing) -> Iterator[Enclosing]:
-    """Enclosing statements of each statement inside one."""
     if isinstance(stmt, ir.IfThenElse):
         yield from ((*around, (stmt, True)), (*around, (stmt, False)))
     elif isinstance(stmt, ir.For | ir.While):

@@ -96,7 +96,6 @@ def fullest(phase: GridPhase, launch: Launch, names: ProgramNames, machine: Mach
 
 
 def _end(number: int, stmt: ir.Stmt) -> int:
-    """The number of the last statement in one."""
     return number + sum(1 for _ in ir.statements(stmt)) - 1
 
 

@@ -171,7 +171,6 @@ class _EventSearch:
         self.seen = any(_reaches_out(step.effects, self.levels) for step in graph.steps)
 
     def last(self) -> Any:
-        """The last event of the program."""
         found = self._queued()
         return self.part(self.graph.program.body) if found is None else found
 
@@ -181,7 +180,6 @@ class _EventSearch:
         return next((s.stmt for s in asynchronous if not self.arrives(s.effects)), None)
 
     def part(self, part: Part) -> Any:
-        """The first event of a part of the program."""
         if isinstance(part, Launch):
             return self.part(part.body)
         if isinstance(part, DevicePhase | GridPhase):
@@ -193,7 +191,6 @@ class _EventSearch:
         return self._first(self.part, part.parts)
 
     def statement(self, stmt: ir.Stmt) -> Any:
-        """The first event of a statement."""
         inner = list(ir.children(stmt))
         if isinstance(stmt, ir.For | ir.While) and ir.contains(stmt, leaves_loop):
             return stmt if self.seen else None

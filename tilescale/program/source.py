@@ -65,7 +65,6 @@ class _Writer:
         """Whether a following grid needs explicit scales to be a phase."""
 
     def parameter(self, parameter: Parameter) -> str:
-        """A parameter with its type."""
         buffer = parameter.buffer
         if buffer is None:
             return f"{self.text.name(parameter.var)}: T.{parameter.var.dtype}"
@@ -79,7 +78,6 @@ class _Writer:
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def part(self, part: Part) -> Iterator[str]:
-        """The lines of a part of a program."""
         if isinstance(part, Launch):
             yield from self._launch(part)
         elif isinstance(part, DevicePhase):
@@ -151,13 +149,11 @@ class _Writer:
         yield from self.indented(self._within(level, self.stmt(stmt)))
 
     def _within(self, level: str, lines: Iterator[str]) -> Iterator[str]:
-        """Lines of what speaks of a level."""
         before, self.level = self.level, level
         yield from list(lines)
         self.level = before
 
     def stmt(self, stmt: ir.Stmt) -> Iterator[str]:
-        """The lines of a statement."""
         text = self.text
         if isinstance(stmt, ir.SeqStmt):
             for inner in stmt.seq:

@@ -105,7 +105,6 @@ class Kernel(DropIn):
 
     @cached_property
     def _scheduled(self) -> tuple[ir.PrimFunc, Schedule | Tasks | None]:
-        """The program that runs, and its schedule."""
         if self._asked == "sequential":
             return self._written, None
         if self._asked == "persistent":
@@ -226,7 +225,6 @@ class Kernel(DropIn):
 
     @cached_property
     def _place(self) -> torch.device:
-        """The device that the tensors must be on."""
         import torch
 
         return torch.device(self._executable.device)
@@ -276,7 +274,6 @@ class Kernel(DropIn):
             raise
 
     def _first_call(self, *args: Any) -> Any:
-        """Choose how calls are made, and make the first one."""
         if noted(self, args):
             return None
         with self._team.one_call:  # making the program is a part of the call
@@ -354,7 +351,6 @@ class Kernel(DropIn):
 
     @cached_property
     def _team(self) -> Team:
-        """Ranks that call the kernel together."""
         return (self.options.get("team") or init()) if self._spans_units else Team(ranks=(0,), rank=0)
 
     @property

@@ -59,7 +59,6 @@ class SimulatedProfiler(stock.Profiler):
         return [milliseconds] * len(quantiles) if quantiles else milliseconds
 
     def _placed(self, inputs: Sequence[Any]) -> list[Any]:
-        """Inputs at the positions of their parameters."""
         given = iter(inputs)
         return [None if i in self.result_idx else next(given) for i in range(len(self.params))]
 

@@ -56,7 +56,6 @@ def timeline_of(
 
 
 def _nanoseconds(blocks: Sequence[Sequence[Moment]]) -> float:
-    """Nanoseconds of a cycle."""
     ends = [(block[0], block[-1]) for block in blocks if block]
     cycles = sum(last.clock - first.clock for first, last in ends)
     return sum(last.time - first.time for first, last in ends) / cycles if cycles else 1.0

@@ -104,7 +104,6 @@ class Simulation:
         live.ended()
 
     def _span(self, live: RunningTask, name: str, kind: str, begin: float, **more: Any) -> int:
-        """Note a span that ends now."""
         return self._noted(live, name, kind, begin, self.events.now, **more)
 
     def _noted(self, live: RunningTask, name: str, kind: str, begin: float, end: float, **more: Any) -> int:

@@ -312,7 +312,6 @@ class Autotuned:
 
 
 def _bound(name: str, bind: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise UsageError where a function of that name does not take the arguments."""
     try:
         bind(*args, **kwargs)
     except TypeError as error:

@@ -65,7 +65,6 @@ def _text(value: Any) -> str:
 
 
 def _parts(value: Any) -> Iterator[Part]:
-    """The parts of a value, with unique names."""
     if isinstance(value, FunctionType | type) and _is_installed(value):
         return
     if isinstance(value, FunctionType):

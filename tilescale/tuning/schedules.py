@@ -71,7 +71,6 @@ def measured(bind: Callable[[str | Schedule], Kernel]) -> Kernel:
 def _search(
     decided: Kernel, configs: list[Config], seconds: list[float], bind: Callable[..., Kernel], place: TimeSource
 ) -> Tuned:
-    """The result of the measurement."""
     moves, inputs = decided.moves or Schedule(), InputFill(kept={})  # the same for all
 
     def build(config: Config) -> Runner:

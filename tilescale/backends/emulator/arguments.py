@@ -72,7 +72,6 @@ def _places(parameter: Parameter) -> list[ir.Var]:
 
 
 def _rounded(parameter: Parameter, number: float) -> float:
-    """A scalar, rounded to its type."""
     dtype = numpy_dtype(str(parameter.var.dtype))
     return float(dtype.type(number)) if isinstance(number, float) else number
 

@@ -206,7 +206,6 @@ def _launch(
 
 
 def _without_values(args: Sequence[Any] | None) -> bool:
-    """Whether all tensor arguments have only a shape."""
     given = args if isinstance(args, list | tuple) else ()
     flat = itertools.chain.from_iterable(unit if isinstance(unit, list | tuple) else (unit,) for unit in given)
     tensors = [value.is_meta for value in flat if hasattr(value, "is_meta")]

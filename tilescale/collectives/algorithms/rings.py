@@ -19,7 +19,6 @@ from tilescale.collectives.round_schedule import Numbers, Round, RoundSchedule, 
 
 
 def _neighbours(units: int) -> tuple[Numbers, Numbers]:
-    """All units, and for each the next one."""
     me = np.arange(units)
     return me, (me + 1) % units
 

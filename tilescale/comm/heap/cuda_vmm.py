@@ -197,7 +197,6 @@ class _IdleWaiter(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Wait to be asked, then for the device."""
         import torch
 
         self.begin.wait()

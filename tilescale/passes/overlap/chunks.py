@@ -111,14 +111,12 @@ class RowChunks:
         return int(every.max(initial=0)), bool((every > 0).all())
 
     def _first(self, use: TensorUse) -> tuple[Any, Any]:
-        """Part, and chunk of it, that has the first row of a use."""
         if use.tiles is not None:
             return use.tiles.part, ir.simplify(use.tiles.row // self.rows, use.ranges)
         part, chunk = (ir.simplify(number, use.ranges) for number in self.place(use.begin))
         return part, chunk
 
     def _once(self, use: TensorUse, most: int, always: bool, make: Callable[[Any, Any], ir.Stmt]) -> list[ir.Stmt]:
-        """A statement for each chunk that a use touches."""
         if most == 1 and always:
             return [make(*self._first(use))]
         turn, first = ir.Var("chunk", "int32"), ir.simplify(self.number(use.begin), use.ranges)

@@ -57,7 +57,6 @@ def overlap_columns(
 
 
 def _rows(site: CollectiveSite, uses: AccessMaps) -> Partition:
-    """The rows of the result, all in one part."""
     made, where = site.made, location(site.stmt)
     (_, _, own), (whole, _, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
     if len(extents) != 2 or len(own) != 2:

@@ -104,7 +104,6 @@ def overlap_exchange(
 
 
 def _rows(region: ir.Call, site: CollectiveSite, uses: AccessMaps) -> Partition:
-    """Row numbering of a tensor of the all-to-all, from its region."""
     whole, _, extents = ir.region_parts(region)
     where, parts = location(site.stmt), uses.sizes[site.made.level]
     if site.made.axis != 0:

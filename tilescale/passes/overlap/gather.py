@@ -39,8 +39,6 @@ from tilescale.program.ops import ALL_GATHER
 
 @dataclass(frozen=True)
 class _SplitGather:
-    """A gather that is taken apart."""
-
     site: CollectiveSite
     uses: AccessMaps
     rows: Partition

@@ -102,7 +102,6 @@ def sites(graph: Dependence) -> list[tuple[CollectiveSite | ShiftSite, ProgramSt
 
 
 def _are_neighbours(a: ProgramStep, b: ProgramStep, graph: Dependence) -> bool:
-    """Whether nothing happens between two statements."""
     return all(isinstance(step.stmt, ir.Bind) for step in graph.steps[a.number + 1 : b.number])
 
 

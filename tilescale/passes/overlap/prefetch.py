@@ -53,12 +53,10 @@ class _PrefetchedGather:
 
     @property
     def layer(self) -> ir.Var:
-        """The variable of the loop."""
         return self.context.variables[0]
 
     @property
     def count(self) -> int:
-        """Iterations of the loop."""
         return self.context.extents[0]
 
 
@@ -204,7 +202,6 @@ def _started(found: _PrefetchedGather, buffers: ir.Buffer, here: ir.Buffer) -> l
 
 
 def _placed(region: ir.Call, buffers: ir.Buffer, place: Any) -> ir.Call:
-    """A region of the result as one of the buffers."""
     _, begins, extents = ir.region_parts(region)
     return tir.region(buffers, [place, *begins], [1, *extents], tiles.access_of(region))
 

@@ -151,7 +151,6 @@ def _flat(part: Part) -> list[Part]:
 
 
 def _around(stmt: ir.Stmt, bodies: list[ir.Stmt]) -> ir.Stmt:
-    """A loop or branch with other bodies."""
     if isinstance(stmt, ir.For):
         return tir.relooped(stmt, body=bodies[0])
     if isinstance(stmt, ir.While):

@@ -104,7 +104,6 @@ def places_of(machine: Machine) -> int:
 
 
 def _bytes(phase: GridPhase, uses: AccessMaps) -> int:
-    """Bytes of all tensors that a grid touches."""
     touched = {a.root for a in uses.names.all_effects(phase.stmt).accesses}
     homes = [uses.names.homes[root] for root in touched if root in uses.names.homes]
     return sum(bytes_of(b.shape, b.dtype) or 0 for b in homes if b.scope() == "global")
@@ -132,7 +131,6 @@ def _done(phase: GridPhase, launch: Launch, uses: AccessMaps, repeats: int) -> I
 
 
 def _products(done: Iterable[tuple[ir.Stmt, float]]) -> Iterator[tuple[str, float]]:
-    """Type of the operands and operations of each GEMM."""
     for stmt, times in done:
         if isinstance(stmt, ir.Evaluate) and str(ir.op_name(stmt.value)).startswith(tl.GEMM):
             a, _, c = map(ir.region_parts, regions_of(stmt.value)[:3])

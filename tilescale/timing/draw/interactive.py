@@ -119,7 +119,6 @@ def _plain(figure: Any) -> Any:
 
 
 def _names(sources: dict[str, Any]) -> Any:
-    """The names of the rows."""
     from bokeh.models import Range1d
     from bokeh.plotting import figure
 

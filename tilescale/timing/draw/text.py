@@ -92,7 +92,6 @@ class _LineTime(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Its kind and name, and how often."""
         return f"{self.kind:<10} {self.name}" + (f" x{self.count}" if self.count > 1 else "")
 
 

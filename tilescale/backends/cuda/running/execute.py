@@ -423,7 +423,6 @@ class DeviceProgram:
 
     @cached_property
     def _open_sizes(self) -> dict[ir.Var, int]:
-        """Sizes that the program leaves to the job."""
         units = zip(self.program.extents, self.sizes, strict=True)
         return {var: size for (_, var), (_, size) in units if isinstance(var, ir.Var)}
 

@@ -73,7 +73,6 @@ def _node(handle: Any) -> CapturedNode:
 
 
 def _unknown(kind: str) -> CapturedNode:
-    """A node that equals no other one."""
     return CapturedNode((kind, object()))
 
 

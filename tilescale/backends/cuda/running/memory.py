@@ -41,7 +41,6 @@ class _LastFew(Generic[Made]):
         self._dropped = dropped
 
     def get(self, shape: Hashable, make: Callable[[], Made]) -> Made:
-        """The object of a shape, made if there is none."""
         if shape not in self._made:
             if len(self._made) == KEPT:
                 self._dropped()

@@ -74,7 +74,6 @@ class DeviceMessages:
         return [*copies, lambda: self._exchange(mine)]
 
     def _transfers(self, call: ProgramCall) -> Iterator[DeviceTransfer]:
-        """The transfers of all devices, in the order of the executing devices."""
         mesh = Mesh(self.context.sizes)
         for me in range(mesh.size):
             by_level = mesh.ranks(me)

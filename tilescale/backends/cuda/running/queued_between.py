@@ -57,7 +57,6 @@ class QueuedMessages(DeviceMessages):
         return [*done, *(self._told(t, call) for t in raised)]
 
     def _kept(self, t: DeviceTransfer) -> list[StreamWork]:
-        """A copy of the device to itself."""
         assert self.source is not None and self.target is not None
         if self._after is not None:
             raise to_itself(self.step)
@@ -65,7 +64,6 @@ class QueuedMessages(DeviceMessages):
         return at_home(self._queue, out, shaped(self.source.local(t.at), out), self.step)
 
     def _copied(self, t: DeviceTransfer) -> list[StreamWork]:
-        """A copy into the memory of a device."""
         assert self.source is not None and self.target is not None
         out = self.target.on(t.receiver, t.at)
         return moved(self._queue, out, shaped(self.source.local(t.at), out))

@@ -378,7 +378,6 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
 
 
 def _is_plain_copy(target: torch.Tensor, source: Any, *given: Any) -> bool:
-    """Whether a copy is a plain copy of bytes."""
     if target.dtype is not source.dtype or target.device != source.device or target.shape != source.shape:
         return False
     return target.is_contiguous() and source.is_contiguous() and not source.is_neg() and not source.is_conj()

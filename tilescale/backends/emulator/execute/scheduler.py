@@ -205,7 +205,6 @@ class Scheduler:
             raise Deadlock(list(self.waiting))
 
     def _look(self) -> None:
-        """Make tasks ready whose waits are satisfied."""
         self._make_ready([task for task in self.waiting if task.wait.ready()])
 
     def _make_ready(self, woken: list[Task]) -> None:

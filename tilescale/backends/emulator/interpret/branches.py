@@ -171,7 +171,6 @@ class _Parting:
 
 
 def _threads(mask: np.ndarray) -> str:
-    """The threads of a mask, for messages."""
     first, count = int(np.argmax(mask)), int(mask.sum())
     return f"threads {first}..{first + count - 1}"
 

@@ -87,7 +87,6 @@ def _elements(compiler: Compiler, access: Any) -> list[Element]:
 
 
 def _lane(index: Any, lane: int) -> Any:
-    """One lane of an index that is a vector, as an expression."""
     if not is_of_vectors(index):
         return index
     if isinstance(index, ir.Ramp):

@@ -45,7 +45,6 @@ class Xorwow(Generators):
 
 
 def _stepped(state: np.ndarray) -> np.ndarray:
-    """The states after one step."""
     first, last = state[0] ^ (state[0] >> np.uint32(2)), state[-1]
     added = (last ^ (last << np.uint32(4))) ^ (first ^ (first << np.uint32(1)))
     return np.concatenate([state[1:], added[None]])
@@ -57,7 +56,6 @@ def _bits(state: np.ndarray) -> np.ndarray:
 
 
 def _packed(bits: np.ndarray) -> np.ndarray:
-    """The states that have these bits."""
     return (bits.reshape(_WORDS, 32, -1).astype(np.uint32) << _PLACES).sum(axis=1, dtype=np.uint32)
 
 

@@ -71,8 +71,6 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 class _Scales:
-    """The scales of one operand."""
-
     def __init__(self, compiler: Compiler, region: Any, granularity: int):
         self.region, self.granularity = Region(compiler, region), granularity
         self.in_tensor_memory = self.region.home.buffer.scope() == ir.TENSOR_MEMORY
@@ -133,7 +131,6 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _words(first: Element, frame: Frame) -> np.ndarray:
-    """The words of a chunk that begins at an element."""
     array = first.home.array(frame)
     place = [uniform(i(frame), frame, "where scales begin") for i in first.indices]
     flat = array.reshape(-1)

@@ -112,7 +112,6 @@ class _Tiles:
 
 
 def _bytes_of(compiler: Compiler, tiles: Sequence[Any]) -> Closure:
-    """Bytes of some tiles."""
     regions = [Region(compiler, tile) for tile in tiles]
     return lambda frame: sum(region.block(frame).nbytes for region in regions)
 
@@ -225,7 +224,6 @@ def _narrowed(compiler: Compiler, made: Collective, function: Callable[[list[np.
 
 
 def _normalized(norm: Norm, rows: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """Rows of float32 that are normalized."""
     if norm.centered:
         rows = rows - rows.mean(-1, keepdims=True)
     factor = 1 / np.sqrt((rows * rows).mean(-1, keepdims=True) + np.float32(norm.eps))

@@ -51,7 +51,6 @@ class _Exchange:
                     frame.run.scheduler.preempt(True)
 
     def _rows(self, frame: Frame, units: int) -> int:
-        """Rows of a part."""
         count = self.source.block(frame).extents[self.parts.rows]
         return count if self.to_all or self.parts.slots else count // units
 

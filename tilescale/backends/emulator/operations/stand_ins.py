@@ -121,7 +121,6 @@ class _Number:
         self.differs = False
 
     def begin(self, frame: Frame) -> None:
-        """Prepare for a call."""
         self._value = self._closure(frame)
         self.differs = is_vector(self._value)
         if self.differs:
@@ -134,8 +133,6 @@ class _Number:
 
 
 class _Pointer:
-    """A pointer argument."""
-
     differs = True
 
     def __init__(self, compiler: Compiler, arg: Any):
@@ -145,7 +142,6 @@ class _Pointer:
         self._mask = declared.mask if declared is not None else 0
 
     def begin(self, frame: Frame) -> None:
-        """Prepare for a call."""
         home = self.element.home
         self._array = home.array(frame)
         self._indices = [spread(i(frame), frame) for i in self.element.indices]

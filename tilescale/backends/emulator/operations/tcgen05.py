@@ -89,8 +89,6 @@ def _operand(compiler: Compiler, matrices: Matrices, data: ir.Var, offset: Any) 
 
 
 class _TensorMemory:
-    """A tile in tensor memory."""
-
     def __init__(self, compiler: Compiler, data: ir.Var):
         buffer = compiler.buffer_named(data)
         if buffer is None:
@@ -115,7 +113,6 @@ class _TensorMemory:
         return np.unravel_index(chosen, shape)
 
     def load(self, frame: Frame, index: tuple[np.ndarray, ...]) -> np.ndarray:
-        """The elements' values."""
         array = self.home.array(frame)
         self.home.touched(frame, READ, array, tuple(axis.reshape(-1) for axis in index))
         return array[index]

@@ -32,8 +32,6 @@ class Brought(NamedTuple):
 
 
 class _Rows:
-    """The tensors of one all-to-all."""
-
     def __init__(self, compiler: Compiler, made: Collective):
         self.made, self.where = made, compiler.where
         self.source, self.target = Region(compiler, made.source), Region(compiler, made.target)

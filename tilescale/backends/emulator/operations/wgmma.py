@@ -97,8 +97,6 @@ def _described(compiler: Compiler, matrices: Matrices, data: ir.Var, offset: Any
 
 
 def _held(registers: _Registers, places: Places, depth: int) -> Operand:
-    """The matrix in registers."""
-
     def of(frame: Frame, group: int) -> np.ndarray:
         found = np.zeros((_ROWS, depth), registers.dtype)
         found[places] = registers.load(frame)[group]
@@ -138,7 +136,6 @@ class _Registers:
         return array[index]
 
     def store(self, frame: Frame, values: np.ndarray, acting: np.ndarray) -> None:
-        """Set the elements of the acting warpgroups."""
         for place, element in enumerate(self.private):
             element.store(frame, values[..., place].reshape(frame.space))
         if not self.private:

@@ -137,8 +137,6 @@ def _settle(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _product(view: type[Gemm] | type[SparseGemm]) -> Callable[[Compiler, ir.Call], Closure]:
-    """The demand of a GEMM, from its view."""
-
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         recorder, where, product = compiler.instrumentation.recorder, compiler.where, view.of(call)
         left, result = Region(compiler, product.a), Region(compiler, product.c)

@@ -102,7 +102,6 @@ class _Survey:
         self._ranks: dict[ir.Var, set[ir.Var]] = {}
 
     def statement(self, stmt: ir.Stmt) -> None:
-        """Visit a statement and all inside it."""
         if isinstance(stmt, ir.Bind):
             self._bind(stmt)
         elif isinstance(stmt, ir.BufferStore):

@@ -82,8 +82,6 @@ class _Steps:
 
 
 class _Programs:
-    """The programs of one grid."""
-
     def __init__(self, equivalence: Equivalence, grid: Grid):
         self.equivalence, self.grid = equivalence, grid
         self.run_, self.unit = grid.device.run, grid.device.unit

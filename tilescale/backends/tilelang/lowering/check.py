@@ -259,7 +259,6 @@ def _check_entry(kernel: KernelText, node: TextNode) -> None:
 
 
 def _is_of(load: TextNode, tensors: frozenset[str]) -> bool:
-    """Whether a bulk load is from one of some tensors."""
     return bool({name.removesuffix("_desc") for name in re.findall(r"\w+", load.text)} & tensors)
 
 

@@ -302,7 +302,6 @@ class DeviceStage(Signature):
 
 
 def _plain(var: ir.Var) -> tuple[ir.Var, None]:
-    """A parameter that is a number."""
     return var, None
 
 

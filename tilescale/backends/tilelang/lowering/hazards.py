@@ -95,7 +95,6 @@ class _StatementContext:
         return earlier.passed or earlier.key in self.before_if
 
     def inside(self, **changes: Any) -> _StatementContext:
-        """The context inside this statement."""
         return replace(self, depth=self.depth + 1, **changes)
 
 
@@ -141,7 +140,6 @@ class _Hazards:
         self.loaded = {touch.access.root for touch in whole if touch.access.reads}
 
     def lowered(self) -> Phase:
-        """The phase after this stage."""
         whole = _StatementContext(ExecutingThreads(0, self.phase.launch.thread_count))
         body, _ = self.block(self.phase.stmt, {}, whole)
         found = list(dict.fromkeys(self.notes[s] for s in ir.statements(body) if s in self.notes))
@@ -221,8 +219,6 @@ class _Hazards:
         return tir.at(ir.IfThenElse(stmt.condition, then_case, else_case), stmt), state
 
     def _tells_apart(self, condition: Any) -> bool:
-        """Whether a condition may be thread-dependent."""
-
         def differs(node: Any) -> bool:
             is_held = isinstance(node, ir.BufferLoad) and ir.scope_kind(node.buffer) == "fragment"
             return is_held and node.buffer.scope() != ir.VARIABLE or ir.op_name(node) == tl.ELECT
@@ -422,7 +418,6 @@ def _executing(call: ir.Call) -> ExecutingThreads | None:
 
 
 def _outside(state: AccessState, at: _StatementContext) -> AccessState:
-    """A state as seen by the enclosing statement."""
     return {k: replace(t, depth=min(t.depth, at.depth)) for k, t in state.items()}
 
 
@@ -432,7 +427,6 @@ def _left(state: AccessState, before: AccessState) -> AccessState:
 
 
 def _synchronizes(stmt: ir.Stmt) -> bool:
-    """Whether a statement has a barrier."""
     return ir.contains(stmt, lambda node: ir.op_name(node) in (SYNC.name, tl.STORAGE_SYNC))
 
 

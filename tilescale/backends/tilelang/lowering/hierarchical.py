@@ -198,7 +198,6 @@ class _WorkspaceParts:
     devices: int
 
     def received(self, sender: Any, index: list[Any]) -> ir.PrimExpr:
-        """An element of a part."""
         return self.rails.received(self.name, self.devices, sender)(index)
 
 

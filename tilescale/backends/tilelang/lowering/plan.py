@@ -75,7 +75,6 @@ class _Planner(DevicePhaseGrids):
     # -- the tree of phases ------------------------------------------------------------------------------------------
 
     def part(self, part: Part) -> Part:
-        """One part in program order."""
         if isinstance(part, Launch):
             self.launch = part
             return replace(part, body=self.part(part.body))

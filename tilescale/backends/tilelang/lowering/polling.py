@@ -54,7 +54,6 @@ class _PollingRewrite:
         self.loop: ir.Buffer | None = None
 
     def stmt(self, stmt: ir.Stmt) -> ir.Stmt:
-        """A statement with its inner statements."""
         return tir.rewrite(stmt, enter=self._enter)
 
     def _enter(self, node: Any) -> ir.Stmt | None:
@@ -70,7 +69,6 @@ class _PollingRewrite:
         return self._progress(node) if isinstance(node, ir.Evaluate) else None
 
     def _with_value(self, node: Any, own: ir.PrimExpr) -> ir.Stmt:
-        """A statement whose own expression has an atomic load."""
         reads, value = [], self._loads(own)
         if self._is_together(node):
             held = self._variable("polled_value", str(own.dtype))

@@ -108,7 +108,6 @@ class _Lowering:
         return self._grids(part, launch, around)
 
     def _grids(self, phase: GridPhase, launch: Launch, around: tuple[ir.Var, ...]) -> LoweredGrid | ConcurrentGrids:
-        """A grid, or those of its branches."""
         found = [(phase, launch)]
         if phase is not self.within:
             found = split_grid.apart(phase, launch, self.program, self.target.machine)

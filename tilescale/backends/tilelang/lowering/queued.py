@@ -260,7 +260,6 @@ def _shared(raised: Mapping[Any, set[FlagWord]]) -> bool:
 
 
 def _calls(stmt: ir.Stmt) -> list[ir.Call]:
-    """Operations of the language in a statement."""
     found: list[ir.Call] = []
     ir.walk(stmt, lambda node: found.append(node) if ir.op_name(node) in ops.ALL_OPS else None)
     return found

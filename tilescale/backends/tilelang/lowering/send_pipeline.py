@@ -127,7 +127,6 @@ class _SendLoop:
         return _SendLoop(loop, tuple(scalars), load, tuple(rest[1:]), tuple(copies), count)
 
     def with_ring(self, ring: ir.Buffer, slots: int) -> ir.Stmt:
-        """The loop, its tile in a slot of the ring."""
         loop, turn = self.loop, self.loop.loop_var - self.loop.min
         has_signals = any(Copy.of(call).signal is not None for call in self.copies)
         before = self._signals(loop.loop_var - slots) if has_signals else []
@@ -179,7 +178,6 @@ class _SendLoop:
 
 
 def _values(scalars: Iterable[ir.Bind], values: dict[ir.Var, ir.PrimExpr]) -> dict[ir.Var, ir.PrimExpr]:
-    """The values of scalars, with some initial values given."""
     found = dict(values)
     for scalar in scalars:
         found[scalar.var] = ir.substitute(scalar.value, found)

@@ -229,7 +229,6 @@ def _told(index: Any, axes: Set[ir.Var], bound: set[ir.Var], known: PhaseBuffers
 
 
 def _is_injective(index: Any, sizes: Mapping[ir.Var, int]) -> bool:
-    """Whether an index is injective in its variables."""
     strides = [(_stride(index, var), n) for var, n in sizes.items() if var in ir.variables(index)]
     reach = 0
     for stride, n in sorted((abs(s or 0), n) for s, n in strides):

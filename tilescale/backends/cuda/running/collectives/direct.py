@@ -94,7 +94,6 @@ def _messages(
 
 
 def _part(context: ProgramContext, placed: PlacedCollective) -> int | None:
-    """Bytes of a part of the whole tensor."""
     return None if placed.nbytes is None else placed.nbytes // placed.team(context).size
 
 

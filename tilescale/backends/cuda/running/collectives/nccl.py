@@ -80,7 +80,6 @@ def all_to_all_v(context: ProgramContext, placed: PlacedCollective) -> BoundColl
         context.reads_at = placed.where
 
     def told(given: Operands) -> list[list[int]]:
-        """Number of rows to each rank, and from each."""
         if given.sent is None:
             return [[*counts[ranks.rank * ranks.size :][: ranks.size]], [*counts[ranks.rank :: ranks.size]]]
         arriving = torch.empty_like(given.sent)

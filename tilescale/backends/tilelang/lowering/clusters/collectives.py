@@ -21,7 +21,6 @@ from tilescale.program.operations import Barrier, Collective, Combine
 
 
 def _begun(cluster: ClusterUnit, call: ir.Call) -> Collective:
-    """A collective, which is noted."""
     made = Collective.of(call)
     cluster.notes.append(f"T.{made.name} of level {made.level!r}: distributed shared memory")
     return made
@@ -75,7 +74,6 @@ class _Received:
         self.cluster, self.tile, self.devices = cluster, tile, cluster.size
 
     def received(self, sender: Any, loops: list[Any]) -> ir.PrimExpr:
-        """An element of a program's tile."""
         return self.cluster.element(self.tile, loops, sender)
 
 

@@ -94,7 +94,6 @@ def _is_inlined(cluster: ClusterUnit, value: Any) -> bool:
 
 
 def _is_rank(cluster: ClusterUnit, value: Any) -> bool:
-    """Whether a value is a program's rank in its cluster."""
     is_rank = ir.op_name(value) == ops.RANK.name
     return is_rank and cluster.target.machine.level(Rank.of(value).level).kind == "program"
 

@@ -405,7 +405,6 @@ class ClusterUnit(ClusterStage):
 
 
 def _is_repeated(phase: ir.Stmt, stmt: ir.Stmt) -> bool:
-    """Whether a statement of a phase is inside a loop."""
     loops: list[ir.Stmt] = []
     ir.walk(phase, lambda n: loops.append(n) if isinstance(n, ir.For | ir.While) else None)
     return any(ir.contains(loop, lambda n: isinstance(n, ir.Stmt) and n.same_as(stmt)) for loop in loops)

@@ -56,7 +56,6 @@ class _Barriers:
         self.numbers: dict[tuple[int, int], int] = {}
 
     def stmt(self, stmt: ir.Stmt) -> ir.Stmt:
-        """A statement with its barriers."""
         return tir.rewrite(stmt, enter=self._enter)
 
     def _enter(self, node: Any) -> ir.Stmt | None:

@@ -299,7 +299,6 @@ class UnitClone:
         return tir.copy_nest(call)
 
     def _between(self, call: ir.Call, level: str) -> ir.Stmt:
-        """An operation between this unit and its siblings."""
         if call.op.name == ops.SIGNAL.name:
             # Units of one device share its flags.
             signal = Signal.of(call)

@@ -66,7 +66,6 @@ class UnitPipelines:
             self._allocate(loop, f"_{number}" if number else "")
 
     def _allocate(self, loop: PipelinedLoop, number: str) -> None:
-        """The rings of a loop, and its barriers."""
         tiles = self.stage.tiles
         parts = self._parts[loop.stmt] = parts_of(self.stage, loop)
         places = loop.stages * parts
@@ -131,7 +130,6 @@ class UnitPipelines:
         return nest if released is None else tir.sequence([acquired(), mbarriers.arrive(released, 0), nest])
 
     def _kept(self, loop: PipelinedLoop) -> frozenset[ir.Var]:
-        """The tiles that no unit writes in a loop."""
         named = [access for stmt in loop.rest for access in accesses(stmt)]
         bases = [(self.stage.distributions.base(buffer), writes) for buffer, _, writes in named]
         return frozenset(base for base, _ in bases) - {base for base, writes in bases if writes}

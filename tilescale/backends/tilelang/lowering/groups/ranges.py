@@ -79,7 +79,6 @@ class _Ranges:
     # -- conditions --------------------------------------------------------------------------------------------------
 
     def _split(self, condition: Any, threads: Interval | None) -> tuple[Interval | None, Interval | None]:
-        """The threads that take a branch, and those that do not."""
         if not self.names.tell_apart(condition):
             return threads, threads
         if isinstance(condition, ir.And):

@@ -66,7 +66,6 @@ class UnitStatements:
         return source.data in self.stage.stored and target.scope() == "global"
 
     def _stored_half(self, call: ir.Call) -> ir.Stmt:
-        """This unit's half of the columns."""
         copy, regions = tiles.TileCopy.of(call), []
         for region, access in ((copy.source, "r"), (copy.target, "w")):
             buffer, begins, extents = ir.region_parts(region)

@@ -58,7 +58,6 @@ class _ThreadGroups(GroupStage):
         self._conditions = 0
 
     def lowered(self) -> Phase:
-        """The phase after this stage."""
         body = self.stmt(self.phase.stmt)
         if not self.used and not self.distributions.held:
             return self.phase
@@ -72,7 +71,6 @@ class _ThreadGroups(GroupStage):
     # -- statements of the program -----------------------------------------------------------------------------------
 
     def stmt(self, stmt: ir.Stmt) -> ir.Stmt:
-        """A statement of the program."""
         return tir.rewrite(stmt, enter=self._enter)
 
     def _enter(self, node: Any) -> ir.Stmt | None:

@@ -118,7 +118,6 @@ class TileHandoff:
         return result
 
     def _named(self, stmt: ir.Stmt, rows: dict[ir.Var, int]) -> set[int]:
-        """The parts that a statement names."""
         found: set[int] = set()
         for buffer, indices, _ in accesses(stmt):
             if buffer.data in rows:
@@ -176,6 +175,5 @@ def _adds_to(product: tiles.Gemm, before: tiles.Gemm) -> bool:
 
 
 def _started(stmt: ir.Stmt) -> ir.Stmt:
-    """A product that is not waited for."""
     product = _product(stmt)
     return stmt if product is None else tir.at(product.started(), stmt)

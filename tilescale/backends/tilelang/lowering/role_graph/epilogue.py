@@ -280,8 +280,6 @@ def _is_elementwise(stmt: ir.Stmt) -> bool:
 
 
 def _without(stmt: ir.Stmt, others: Sequence[ir.Stmt]) -> ir.Stmt:
-    """A statement without some of its inner statements."""
-
     def enter(node: Any) -> ir.Stmt | None:
         if isinstance(node, ir.Stmt) and any(node.same_as(other) for other in others):
             return tir.sequence([])

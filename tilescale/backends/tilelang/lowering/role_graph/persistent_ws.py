@@ -119,8 +119,6 @@ def _with_roles(func: ir.PrimFunc, launch: _AroundLoop, turn: _AroundLoop, graph
 
 
 class _Names(defaultdict[str, list[str]]):
-    """Names of statements in a schedule, by what they do."""
-
     def __init__(self) -> None:
         super().__init__(list)
 

@@ -89,8 +89,6 @@ def without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
 
 @dataclass(frozen=True)
 class _RolePhase:
-    """One phase, and what holds in all of it."""
-
     phase: Phase
     has_epilogue_role: bool = True
 
@@ -107,8 +105,6 @@ class _RolePhase:
             return RolePhase.declined(self.phase.stmt, str(reason)) if has_order else RolePhase(self.phase.stmt)
 
     def _repeats(self, loop: ir.For) -> bool:
-        """Whether a loop is inside a serial one."""
-
         def is_around(node: Any) -> bool:
             is_serial = isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL
             return is_serial and not node.same_as(loop) and ir.contains(node.body, lambda n: n.same_as(loop))
@@ -151,11 +147,9 @@ class _RolePhase:
 
     @cached_property
     def order(self) -> Dependence:
-        """The dependences of the program."""
         return Dependence(self.phase.program, self.phase.target.machine)
 
     def canonical(self, data: set[ir.Var]) -> set[ir.Var]:
-        """Tensors for their views."""
         return {self.phase.parameters_of_views.get(var, var) for var in data}
 
 
@@ -204,7 +198,6 @@ class _LoopPath:
         return RolePhase(stmt, graph, kept=kept, tiles=end.tiles, early=bool(self.early), notes=notes)
 
     def _graph(self, channel: Channel) -> RoleGraph:
-        """The roles, with a channel of what the loop loads."""
         loading = specialise.PRODUCER_THREADS - self.end.threads % specialise.PRODUCER_THREADS
         roles = (Role(COMPUTE, self.phase.launch.thread_count), Role(LOAD, loading))
         if self.end.results is None:
@@ -237,7 +230,6 @@ class _LoopPath:
         return loads
 
     def _gated(self) -> ir.Stmt:
-        """The loop with its gates as its first statements."""
         loop, body = self.loop, tir.sequence([*self.gates, *self.body])
         turns = loop.extent if self.around is not None else self._turns(loop.extent)
         return tir.relooped(loop, extent=turns, body=body)
@@ -245,7 +237,6 @@ class _LoopPath:
     # -- around it ---------------------------------------------------------------------------------------------------
 
     def _statement(self, stmt: ir.Stmt) -> ir.Stmt:
-        """A statement that is or has the loop."""
         if isinstance(stmt, ir.IfThenElse):
             return self._branch(stmt)
         if isinstance(stmt, ir.For) and (stmt.same_as(self.loop) or stmt.kind == ir.ForKind.SERIAL):
@@ -296,7 +287,6 @@ class _LoopPath:
         return ir.contains(stmt, lambda n: isinstance(n, ir.For) and n.same_as(self.loop))
 
     def _list(self, stmts: list[ir.Stmt]) -> ir.Stmt:
-        """Statements in order, one of which is or has the loop."""
         before, inner, after = self._parts(stmts)
         return tir.sequence([*before, inner, *after])
 

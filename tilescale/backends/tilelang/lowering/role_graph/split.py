@@ -84,7 +84,6 @@ class _Split:
     load: Role
 
     def in_place(self, body: ir.Stmt) -> ir.Stmt:
-        """A body with its loads in place."""
         one = self.thread < self.compute.threads + WARP
         return self._branch(_ProducerStatements(one).role(body), tir.rewrite(body, enter=_without_loads))
 
@@ -126,7 +125,6 @@ class _ProducerStatements:
         self.named: set[ir.Var] = set()
 
     def role(self, body: ir.Stmt) -> ir.Stmt:
-        """The part of a body, with names of its own."""
         return tir.renamed(self._part(body))
 
     def _part(self, stmt: ir.Stmt) -> ir.Stmt:
