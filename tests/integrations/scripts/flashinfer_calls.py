@@ -34,6 +34,6 @@ for name in ("allreduce_fusion", "create_allreduce_fusion_workspace"):
 
 (numbers,) = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == "AllReduceFusionPattern"]
 values = {each.targets[0].id: each.value.value for each in numbers.body if isinstance(each, ast.Assign)}  # type: ignore[attr-defined]
-for name in ("kAllReduce", "kARResidualRMSNorm"):
-    assert values[name] == getattr(ours.AllReduceFusionPattern, name), name
+served = {name: number for name, number in vars(ours.AllReduceFusionPattern).items() if name.startswith("k")}
+assert served and served.items() <= values.items(), (served, values)
 print("passed", flush=True)
