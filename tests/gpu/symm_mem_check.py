@@ -6,6 +6,7 @@ Through `torch.ops.symm_mem`, eagerly and in graphs, and in what inductor makes 
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.gpu.ops_support import compare, main, random, runs, say  # noqa: E402
-from tests.gpu.ranks import RANK, SIZE, as_first, everyones, total  # noqa: E402
+from tests.gpu.ranks import DEVICE, RANK, SIZE, as_first, everyones, total  # noqa: E402
 from tilescale import ops  # noqa: E402
 from tilescale.ops.symm_mem import calls  # noqa: E402
 
@@ -79,6 +80,61 @@ def check_inner_dimension(_: slice) -> None:
             lambda A=A, B=weight: fused.fused_matmul_reduce_scatter(A, B, "sum", A.ndim - 1, group),
             lambda x, w=part: compare("scatter", x, w),
         )
+
+
+def check_scaled(_: slice) -> None:
+    """Float8 with scales of rows, local ones and those of all ranks, and of tensors; biases; all types of results."""
+    for (shape, n), kind in itertools.product(SHAPES[:3], (torch.bfloat16, torch.float16, torch.float32)):
+        check_scaled_gather(shape, n, kind)
+        check_scaled_scatter(shape, n, kind)
+
+
+def eighth(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE).to(torch.float8_e4m3fn)
+
+
+def scales(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, device=DEVICE) / 8 + 0.05
+
+
+def check_scaled_gather(shape: tuple[int, ...], n: int, kind: torch.dtype) -> None:
+    gather, group = torch.ops.symm_mem.fused_all_gather_scaled_matmul, dist.group.WORLD.group_name
+    dim, A, B = len(shape) - 2, eighth(*shape), as_first(eighth(n, shape[-1])).t()
+    rows, columns, bias = scales(*shape[:-1], 1), as_first(scales(1, n)), as_first(random(n))
+    of_all, one = torch.cat(list(everyones(rows)), dim), torch.tensor(0.125, device=DEVICE)
+    whole = torch.cat(list(everyones(A)), dim).float()
+    for name, of_A, of_whole, of_B in (
+        ("local rows", rows, of_all, columns),
+        ("all rows", of_all, of_all, columns),
+        ("tensors", one, one, one),
+    ):
+
+        def call(of_A: torch.Tensor = of_A, of_B: torch.Tensor = of_B) -> torch.Tensor:
+            given = A, [B, B], of_A, [of_B, of_B], dim, group, [None, bias], [None] * 2, [kind] * 2, [False] * 2
+            kept, results = gather(*given)
+            if any(x.dtype != kind for x in results):
+                raise ValueError(f"results are {[x.dtype for x in results]}")
+            return torch.cat([kept.float(), *results], -1)
+
+        product = (whole * of_whole) @ (B.float() * of_B)
+        want = torch.cat([whole, product, product + bias], -1)
+        runs(f"scaled gather {shape} {kind}, {name}", call, lambda x, w=want: compare("scaled gather", x, w))
+
+
+def check_scaled_scatter(shape: tuple[int, ...], n: int, kind: torch.dtype) -> None:
+    scatter, group = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter, dist.group.WORLD.group_name
+    dim, bias = len(shape) - 2, as_first(random(n))
+    A, B = eighth(*shape[:-2], shape[-2] * SIZE, shape[-1]), eighth(n, shape[-1]).t()
+    rows, columns, one = scales(*A.shape[:-1], 1), scales(1, n), torch.tensor(0.125, device=DEVICE)
+    for op, (of_A, of_B) in itertools.product(("sum", "avg"), ((rows, columns), (one, one))):
+        product = total((A.float() * of_A) @ (B.float() * of_B)) + SIZE * bias
+        want = product.chunk(SIZE, dim)[RANK] / (SIZE if op == "avg" else 1)
+
+        def call(op: str = op, of_A: torch.Tensor = of_A, of_B: torch.Tensor = of_B) -> torch.Tensor:
+            return scatter(A, B, of_A, of_B, op, dim, dim, group, [*A.shape[:-1], n], bias, None, kind)
+
+        what = f"scaled scatter {shape} {kind}, {op}, {of_A.numel()} scales"
+        runs(what, call, lambda x, w=want: compare("scaled scatter", x, w))
 
 
 def check_inductor(_: slice) -> None:
@@ -158,4 +214,5 @@ def check_graphs(_: slice) -> None:
 
 if __name__ == "__main__":
     ops.install()
-    main({"eager": check_eager, "inner": check_inner_dimension, "inductor": check_inductor, "graphs": check_graphs})
+    checks = {"eager": check_eager, "inner": check_inner_dimension, "scaled": check_scaled}
+    main({**checks, "inductor": check_inductor, "graphs": check_graphs})
