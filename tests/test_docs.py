@@ -248,43 +248,6 @@ def test_the_page_of_bugs_begins_with_an_index():
     assert indexed == [heading for heading in re.findall(r"^## (.+)", shown, re.MULTILINE) if heading != "Checks"]
 
 
-TIMES = {
-    "all-gather and GEMM": ("operators", "ag_gemm"),
-    "GEMM and reduce-scatter": ("operators", "gemm_rs"),
-    "GEMM and all-reduce": ("operators", "gemm_ar"),
-    "all-reduce of": ("collectives", "allreduce"),
-}
-"""Row of the README's table -> the results that have its times, and their work."""
-
-CONTENDERS = (
-    ["tilescale"],
-    ["cublas alone"],
-    ["nccl+cublas", "nccl"],
-    ["symm_mem+cublas, two-shot", "symm_mem two-shot"],
-)
-"""Of each column."""
-
-
-def test_the_times_of_gpus_are_those_that_were_measured():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([^|]*?\d[^|]*?) \| (.* us .*?) \|$", text, re.MULTILINE)
-    assert len(rows) == len(TIMES)
-    for what, said in rows:
-        name, work = next(where for words, where in TIMES.items() if words in what)
-        result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-        assert result["machine"] == {"gpu": "NVIDIA H200", "gpus": 2}
-        form = (work, [int(number) for number in re.findall(r"\d+", what)], "bfloat16")
-        mode = "graph" if "CUDA graph" in what else "eager"
-        us = {
-            r["contender"]: float(f"{r['us']:.3g}")
-            for r in result["rows"]
-            if (r["work"], r["shape"], r["dtype"]) == form and r["mode"] == mode and r["us"] is not None
-        }
-        measured = [next((us[one] for one in column if one in us), None) for column in CONTENDERS]
-        shown = [cell.strip().removesuffix(" us") for cell in said.split("|")]
-        assert [float(cell) if cell else None for cell in shown] == measured
-
-
 def test_the_error_in_the_readme_is_that_of_its_program(tmp_path: Path):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     program = "".join(line for line in CODE.search(text)["code"].splitlines(True) if "T.wait" not in line)

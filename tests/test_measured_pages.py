@@ -11,7 +11,8 @@ from tests.page_tables import compare_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = {
-    "how-fast": {"overlapped": tables.overlapped},
+    "../README": {"operators": tables.first_screen},
+    "how-fast": {"operators": tables.operators},
     "operators/experts": {"experts": tables.experts, "float8 experts": tables.float8_experts},
     "notes/measured-races": {"races": tables.races},
     "notes/host-time": {"eager collectives": tables.eager_collectives},

@@ -9,8 +9,27 @@ from itertools import groupby
 from docs.figures.charts import LABELS, MODES, WORKS, Row, measured
 from tilescale.hda.units import format_bytes
 
-OVERLAPPED = ("ag_gemm", "gemm_rs", "product_allreduce", "grouped_experts")
-"""Works that have GEMMs and communication."""
+FIRST = [
+    ("operators", "ag_gemm", [4096, 3584, 8192], "eager"),
+    ("operators", "gemm_rs", [8192, 8192, 3584], "eager"),
+    ("operators", "gemm_ar", [1024, 8192, 3584], "graph"),
+    ("collectives", "allreduce", [1048576], "graph"),
+]
+MORE = [
+    ("operators", "ag_gemm", [128, 3584, 8192], "graph"),
+    ("operators", "gemm_rs", [128, 8192, 3584], "graph"),
+    ("operators", "gemm_ar", [128, 8192, 3584], "graph"),
+]
+"""Rows of the tables of operators: results, work, shape, mode."""
+
+CONTENDERS = {
+    "TileScale": "tilescale",
+    "GEMM alone (cuBLAS)": "cublas alone",
+    "NCCL, then cuBLAS": "nccl",
+    "symm_mem, then cuBLAS": "symm_mem",
+}
+"""Column of these tables -> first words of its contenders."""
+OURS, NCCL = (list(CONTENDERS).index(name) for name in ("TileScale", "NCCL, then cuBLAS"))
 
 FORMS = ("a block a tile", "in turns", "in turns, counted", "clusters")
 
@@ -29,17 +48,28 @@ def shape(row: Row) -> str:
     return " x ".join(map(str, row["shape"]))
 
 
-def overlapped() -> str:
-    """GEMMs with communication on two GPUs, in microseconds, and their speedup over NCCL and cuBLAS."""
-    rows = [row for work in OVERLAPPED for row in measured("asynchrony")["rows"] if row["work"] == work]
+def first_screen() -> str:
+    """Operators of the README: the first rows of `operators`."""
+    return _operators(FIRST)
+
+
+def operators() -> str:
+    """GEMMs with communication, and an all-reduce, on two GPUs."""
+    return _operators(FIRST + MORE)
+
+
+def _operators(rows: Iterable[tuple[str, str, list[int], str]]) -> str:
+    """Microseconds of the fastest contender of each column, and the speedup over NCCL and cuBLAS."""
     lines = []
-    for _, group in groupby(rows, lambda row: (row["work"], row["shape"])):
-        of = {row["contender"]: row for row in group}
-        us = {name: of[name]["us"] for name in ("tilescale", "nccl+cublas", "cublas alone")}
-        speedup = us["nccl+cublas"] / us["tilescale"]
-        name, times = WORKS[of["tilescale"]["work"]], (f"{each:.0f}" for each in us.values())
-        lines.append([name, shape(of["tilescale"]), *times, f"{speedup:.2f} x"])
-    return table(["", "shape", "TileScale", "NCCL, then cuBLAS", "cuBLAS alone", "speedup"], lines, 2)
+    for name, work, extents, mode in rows:
+        form = {"work": work, "shape": extents, "dtype": "bfloat16", "mode": mode}
+        times = {row["contender"]: row["us"] for row in measured(name)["rows"] if form.items() <= row.items()}
+        us = [min((times[one] for one in times if one.startswith(each)), default=None) for each in CONTENDERS.values()]
+        size = " x ".join(map(str, extents)) if len(extents) > 1 else f"{extents[0]} elements"
+        label = f"{WORKS[work]}, {size}{', CUDA graph' if mode == 'graph' else ''}"
+        cells = ("" if time is None else f"{time:.3g}" for time in us)
+        lines.append([label, *cells, f"{us[NCCL] / us[OURS]:.2f}"])
+    return table(["", *CONTENDERS, "speedup over NCCL"], lines)
 
 
 def races() -> str:
