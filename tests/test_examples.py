@@ -128,6 +128,28 @@ def test_a_timeline_is_drawn_for_each_program(tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "run.json").read_text(encoding="utf-8").startswith('{"traceEvents":')
 
 
+FORMS = {number: text for number, path in NUMBERED.items() if "forms.times(" in (text := path.read_text("utf-8"))}
+FORM = re.compile(r'^def (?!main)\w+\((?:devices|nodes|P): .*:\n    """', re.MULTILINE)
+QUICK = 3, 4
+
+
+def test_examples_with_forms_of_one_program_show_their_times():
+    others = {24: "one with capacities, one with offsets"}
+    several = {n for n, path in NUMBERED.items() if len(FORM.findall(path.read_text("utf-8"))) > 1}
+    assert several - others.keys() == FORMS.keys()
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=() if number in QUICK else pytest.mark.nightly) for number in FORMS]
+)
+def test_an_example_says_when_which_form_wins(number: int, capsys: pytest.CaptureFixture[str]):
+    """The times that its default run shows are those that its introduction names."""
+    load(NUMBERED[number]).main([], standalone_mode=False)
+    shown = re.findall(r"^(\w+)\(.*\) takes (\S+) us, simulated without data$", capsys.readouterr().out, re.MULTILINE)
+    said = FORMS[number].partition("When it wins:")[2].partition("\n\n")[0]
+    assert len(shown) > 1 and [time for _, time in shown if not re.search(rf"(?<![\d.]){time}(?![\d.]\d)", said)] == []
+
+
 def test_the_demo_draws_both_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     picture = tmp_path / "demo.svg"
     load(FOLDER.parent / "demo.py").main(["--devices=2", "--size=1024", f"--to={picture}"], standalone_mode=False)

@@ -108,7 +108,7 @@ def model_page(program: Path) -> str:
 def shared_page() -> str:
     """The page of the files that programs import."""
     parts = ["# What the examples share"]
-    for name in "common.py", "attention.py":
+    for name in "common.py", "forms.py", "attention.py":
         program = PROGRAMS / name
         text = ast.get_docstring(ast.parse(program.read_text(encoding="utf-8")))
         parts += [f"## {name}", text, code(program)]

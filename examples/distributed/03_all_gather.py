@@ -21,6 +21,7 @@ shards must be visible to peers: what does the first barrier do then, and what t
 """
 
 import common
+import forms
 import torch
 
 import tilescale.language as T
@@ -74,6 +75,7 @@ def main(devices: int, size: int, seed: int) -> None:
         gathered = [torch.full(shape, torch.nan, dtype=torch.bfloat16) for _ in range(devices)]
         common.run(program(devices, size, size), list(zip(shares, gathered, strict=True)))
         common.compare(program.__name__, gathered, [whole.reshape(shape)] * devices)
+    forms.times((collective, by_hand), devices, common.divided(2048, devices), 2048)
 
 
 if __name__ == "__main__":

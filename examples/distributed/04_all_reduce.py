@@ -29,6 +29,7 @@ see that the devices then disagree in the last bit.
 """
 
 import common
+import forms
 import torch
 
 import tilescale.language as T
@@ -124,6 +125,7 @@ def main(devices: int, size: int, seed: int) -> None:
         common.run(program(devices, size, size), [[x] for x in tensors])
         bound = common.rounding(devices, stacked.abs().sum(0))
         common.compare(program.__name__, tensors, [stacked.sum(0)] * devices, [bound] * devices)
+    forms.times((collective, one_shot, two_shot), devices, 4096, 512)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ one at the same time; put a different number of tokens in each part (a row of co
 """
 
 import common
+import forms
 import torch
 
 import tilescale.language as T
@@ -95,6 +96,7 @@ def main(devices: int, size: int, seed: int) -> None:
         common.run(program(devices, size, size), list(zip(tokens, results, scales, strict=True)))
         want = [torch.stack([x[r] for x in tokens]).double() * scales[r].double() for r in range(devices)]
         common.compare(program.__name__, results, want, [common.rounding(1, w.abs()) for w in want])
+    forms.times((collective, by_hand), devices, 4096, 512)
 
 
 if __name__ == "__main__":

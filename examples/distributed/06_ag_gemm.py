@@ -28,6 +28,7 @@ data: `tilescale.emulate(tile_by_tile(4, 4096, 4096, 4096), data=False).time_us`
 """
 
 import common
+import forms
 import torch
 
 import tilescale.language as T
@@ -126,6 +127,7 @@ def main(devices: int, size: int, seed: int) -> None:
         want = (a.double() @ b.double()).reshape(*rows, size).chunk(devices, -1)
         bound = common.rounding(size, a.double().abs() @ b.double().abs()).reshape(*rows, size).chunk(devices, -1)
         common.compare(program.__name__, c_shards, want, bound)
+    forms.times((phases, tile_by_tile), devices, *3 * [common.divided(4096, devices)])
 
 
 if __name__ == "__main__":

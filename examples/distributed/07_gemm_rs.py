@@ -17,15 +17,16 @@ The idea: order. Every device starts with the tiles of another owner, so that no
 sums come in a second grid phase (`T.Scale("device")` around `T.Scale("block")` opens one): a phase that only sends
 always ends, and only then do blocks wait, so the order of the tiles is free and nothing can deadlock.
 
-When it wins: not in this form. Simulated on four H200, M = N = K of 1024 takes 15.4 us in phases and 18.6 us tile by
-tile, 2048 takes 55.5 and 59.6 us. 4096 takes 262 us in phases, and 193 us in the form of `23_gemm_rs_overlapped.py`
-with `chunk=512`, where the copy engine sends chunks of rows while the GEMM runs.
+When it wins: for large matrices, and then barely. Simulated on four H200, M = N = K of 1024 takes 15.4 us in phases and
+18.6 us tile by tile, 2048 takes 55.5 and 59.6 us, 4096 takes 262 and 257 us. In the form of `23_gemm_rs_overlapped.py`,
+where the copy engine sends chunks of rows while the GEMM runs, 4096 takes 193 us with `chunk=512`.
 
 Things to try: start with the tiles that stay on this device and compare the waiting times; send bfloat16 and see what
 the sums lose; add a bias where the parts are added up.
 """
 
 import common
+import forms
 import torch
 
 import tilescale.language as T
@@ -122,6 +123,7 @@ def main(devices: int, size: int, seed: int) -> None:
         common.run(program(devices, size, size, size), args)
         bound = common.rounding(size, a.double().abs() @ b.double().abs())
         common.compare(program.__name__, c_shards, (a.double() @ b.double()).chunk(devices), bound.chunk(devices))
+    forms.times((phases, tile_by_tile), devices, *3 * [common.divided(4096, devices)])
 
 
 if __name__ == "__main__":

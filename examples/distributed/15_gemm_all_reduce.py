@@ -31,6 +31,7 @@ more and fewer blocks for each SM.
 """
 
 import common
+import forms
 import torch
 
 import tilescale.language as T
@@ -131,6 +132,7 @@ def main(devices: int, size: int, seed: int) -> None:
         common.run(program(devices, size, size, size), list(zip(a_shards, b.chunk(devices), results, strict=True)))
         bound = common.rounding(size, a.double().abs() @ b.double().abs())
         common.compare(program.__name__, results, [a.double() @ b.double()] * devices, [bound] * devices)
+    forms.times((phases, tile_by_tile), devices, 2048, 2048, common.divided(8192, devices))
 
 
 if __name__ == "__main__":

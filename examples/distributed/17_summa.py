@@ -10,15 +10,14 @@
                  -> C10    C11    C12    C13            its row of devices sends B[k, :] down the columns,
                                                         every device multiplies what it was sent
 
-Unlike Cannon's algorithm it takes any rectangle, and the blocks stay where they are (van de Geijn and Watts, 1997).
+1. by_panels  as drawn, on any rectangle (van de Geijn and Watts, 1997). Two slots for a panel: while one is multiplied,
+              the next comes in ("look-ahead"), and a barrier ends each step.
+2. by_reads   a block reads its tiles from their owners (SRUMMA, Krishnan and Nieplocha, 2004): only two barriers.
 
-1. by_panels  as drawn. Two slots for a panel: while all devices multiply the one, the next comes in ("look-ahead"),
-              and the barrier between two steps says both that it has arrived and that the other slot is free.
-2. by_reads   a block reads the tiles that it needs from their owners (SRUMMA; Krishnan and Nieplocha, 2004). No
-              workspace, two barriers; but a tile crosses the network once for each block that needs it.
+The idea: the same algorithm, pushed (`dst=`) and pulled (`src=`). Barriers say when a slot is free, or data is there.
 
-The idea: the same algorithm, pushed (`dst=`) and pulled (`src=`). A sender must know that the receiver's slot is free;
-a reader must know that the data is there and stays there. The barriers of each program ensure that.
+When it wins: simulated on 2 x 2 H200, M = N = K of 1024 takes 24.4 us by panels and 30.7 us by reads, 256 takes 15.7
+and 6.8 us. by_reads has fewer barriers; by_panels sends a tile to each device once.
 
 Things to try: `--rows 1`, where only A travels; leave out the last barrier of by_reads: what may go wrong then?
 """
@@ -27,6 +26,7 @@ import math
 
 import click
 import common
+import forms
 import torch
 
 import tilescale.language as T
@@ -133,8 +133,7 @@ def main(devices: int, size: int, seed: int, rows: int | None = None) -> None:
     P = rows or max(n for n in range(1, math.isqrt(devices) + 1) if devices % n == 0)
     if devices % P:
         raise click.UsageError(f"{devices} devices do not make {P} equal rows: give --rows a divisor of {devices}")
-    Q = devices // P
-    rng = torch.Generator().manual_seed(seed)
+    rng, Q = torch.Generator().manual_seed(seed), devices // P
     M, N, unit = common.divided(size, P), common.divided(size, Q), math.lcm(P, Q) * TILE_K
     K = -(-size // unit) * unit  # a panel is made of whole tiles
     for program in by_panels, by_reads:
@@ -143,6 +142,7 @@ def main(devices: int, size: int, seed: int, rows: int | None = None) -> None:
         common.run(program(P, Q, M, N, K), list(zip(blocks(a, P, Q), blocks(b, P, Q), results, strict=True)))
         bound = common.rounding(K, a.double().abs() @ b.double().abs())
         common.compare(program.__name__, results, blocks(a.double() @ b.double(), P, Q), blocks(bound, P, Q))
+    forms.times((by_panels, by_reads), P, Q, *3 * [common.divided(1024, unit)])
 
 
 if __name__ == "__main__":

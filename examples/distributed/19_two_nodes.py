@@ -30,6 +30,7 @@ with a slower network between nodes.
 
 import click
 import common
+import forms
 import torch
 
 import tilescale.language as T
@@ -119,6 +120,7 @@ def main(devices: int, size: int, seed: int, nodes: int = 2) -> None:
         common.run(program(nodes, devices // nodes, size, size), [[x] for x in tensors])
         bound = common.rounding(devices, stacked.abs().sum(0))
         common.compare(program.__name__, tensors, [stacked.sum(0)] * devices, [bound] * devices)
+    forms.times((phases, by_hand), nodes, devices // nodes, common.divided(4096, devices // nodes), 512)
 
 
 if __name__ == "__main__":
