@@ -43,7 +43,7 @@ def program(devices: int):
     def multiply_and_scatter(
         A: T.Tensor((devices, ROWS, STEP * devices), "bfloat16"),  # columns over the devices; first index: owner
         B: T.Tensor((STEP * devices, COLUMNS), "bfloat16"),  # rows over the devices
-        C: T.Tensor((ROWS, COLUMNS), "float32"),  # the rows that are owned here
+        C: T.Tensor((ROWS, COLUMNS), "float32"),  # this rank's rows
     ):
         with T.Kernel(device=devices, block=BLOCKS, threads=128) as b:
             learn.todo("C of device o = the sum over all devices of A_dev[o] B_dev, each tile sent when it is ready")

@@ -420,7 +420,7 @@ def fragment_that_is_handed_over(order):
 
 @label("warpgroup", FAIAL("barriers of some threads"), wrong={"128": RaceError}, right=["256"])
 def named_barrier_of_too_few(count):
-    """Both halves call a named barrier: for all 256 threads, or for 128, so that each half synchronize by itself."""
+    """Both halves call a named barrier: for all 256 threads, or for 128, so that each half synchronizes by itself."""
     threads = int(count)
 
     @T.prim_func

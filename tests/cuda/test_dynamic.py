@@ -223,7 +223,7 @@ def test_a_loop_that_polls_ends(how):
 
 
 def test_loops_that_poll_are_compiled():
-    """In one file: two or three seconds of each are its headers'."""
+    """All in one translation unit: parsing the headers takes two or three seconds."""
     ptxas(joined([renamed(source(polling(how)), number) for number, how in enumerate(POLLING)]))
 
 

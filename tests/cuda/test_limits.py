@@ -165,7 +165,7 @@ def test_a_tile_of_three_dimensions_that_threads_share_out(shape: tuple[int, int
 
 
 def test_a_tile_whose_layout_others_say(monkeypatch: pytest.MonkeyPatch):
-    """Each thread has all 100 numbers, which 32 threads could not share out; TileLang is asked once."""
+    """Each thread holds all 100 elements, which do not divide among 32 threads. Both runs lower the program once."""
 
     @T.prim_func
     def scaled(X: T.Tensor((100, 128), "float32"), Y: T.Tensor((100, 128), "float32")):

@@ -93,13 +93,13 @@ def test_they_have_the_emulators_bits(operation: str, nodes: int, devices: int, 
 
 
 def composed(a: Any, b: Any) -> Any:
-    """Of maps x -> offset + slope * x the one after the other: the order of ranks counts."""
+    """Compose two maps x -> offset + slope * x. The composition is not commutative, so the order of ranks counts."""
     return a[0] + a[1] * b[0], a[1] * b[1]
 
 
 @pytest.mark.parametrize(("nodes", "devices", "level"), [(3, 2, "l1"), (2, 2, "l0")])
 def test_tiles_that_belong_together_have_the_emulators_bits(nodes: int, devices: int, level: str, describe: Any):
-    """One of them has a dimension less."""
+    """A tile of two dimensions and one of one dimension are combined as a pair."""
     ranks, machine, rows = nodes * devices, describe(nodes, devices), SMALL * devices
 
     @T.prim_func

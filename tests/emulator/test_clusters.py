@@ -12,7 +12,7 @@ from tilescale.errors import LaunchError, UnsupportedError
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shared_tiles_go_round_their_cluster(dtype):
-    """12 programs in clusters of 4: put to the next, get from the one before."""
+    """12 programs in clusters of 4: put to the next program, get from the previous one."""
 
     @T.prim_func
     def program(X: T.Tensor((12, 8), dtype), P: T.Tensor((12, 8), dtype), G: T.Tensor((12, 8), dtype)):

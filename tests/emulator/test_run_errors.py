@@ -210,7 +210,7 @@ def test_ranks_that_disagree_about_an_extent():
                 T.allreduce(X)
 
     text = failure(RankMismatchError, program, [[values(0, 4)], [values(1, 5)]])
-    assert "n = 4 on unit 0" in text and "5 on unit 1" in text
+    assert "n = 4 on rank 0" in text and "5 on rank 1" in text
 
 
 @pytest.mark.parametrize("side", ["dst", "src"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-to-alls of unequal parts: what they compute, what they refuse, and what they take."""
+"""All-to-alls of unequal parts: results, supported arguments, errors."""
 
 from typing import Any
 
@@ -137,7 +137,7 @@ def test_an_extent_on_which_more_depends_is_the_same_on_all_ranks():
                 T.copy(Y[0:n, :], X)
 
     args = [[values(r, 2 + r, 2), torch.ones(2).int(), torch.zeros(8, 2)] for r in range(2)]
-    with pytest.raises(RankMismatchError, match="'X' makes n = 2 on unit 0 and 3 on unit 1"):
+    with pytest.raises(RankMismatchError, match="'X' makes n = 2 on rank 0 and 3 on rank 1"):
         tilescale.emulate(program, args)
 
 

@@ -38,9 +38,9 @@ class Tables:
 
     Attributes:
         chosen: (ranks, tokens, choices).
-        weights: like it, float32.
+        weights: float32, of the same shape.
         local, room: number of experts, and of rows, of a rank.
-        of: of each rank, the tensors of a Routing by their names.
+        of: the tensors of each rank's Routing, by name.
     """
 
     def __init__(self, case: tuple[Any, ...], seed: int | None = None, kind: torch.dtype = torch.int32):

@@ -67,7 +67,7 @@ def test_a_grid_behind_adds_up_when_all_is_made_and_its_chunks_leave_late(everyw
 
 @pytest.mark.parametrize("parts", [2, 8])
 def test_programs_that_send_keep_their_places(parts: int):
-    """Half of the tiles, or seven of eight, are sent: the time is that on the link, for either sender."""
+    """Half or seven eighths of the tiles are sent. With either sender the link bounds the time."""
     network = H200.network("device")
     by_tiles = RowTransport(
         network, network.mechanism("lsu"), parts, 8192 // parts, 1 << 14, local=1e-12, by_tiles=True
@@ -107,7 +107,7 @@ def gather_then_multiply(devices: int, size: int) -> Any:
 
 
 def test_overlapped_layers_over_eight_devices_are_near_the_bound():
-    """Simulations of `python benchmarks/overlap_bound.py`: at most the longer part, a tenth, and one tile more."""
+    """Simulated times of `benchmarks/overlap_bound.py` exceed the longer part by at most a tenth and one tile."""
     rows = json.loads((Path(__file__).parents[2] / "benchmarks/results/overlap_bound.json").read_text())["rows"]
     assert {(r["work"].count("scatter"), r["shape"][0]) for r in rows} == {
         (scatter, m) for scatter in (0, 1) for m in (4096, 8192)

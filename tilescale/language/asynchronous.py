@@ -42,7 +42,7 @@ def after_of(
     """Parse `after=` into [flag, value] and the comparison.
 
     Raises:
-        UsageError: not (flag, comparison, value); not in a phase of units that own tensors; a mechanism that programs
+        UsageError: not (flag, comparison, value); not in a device phase; a mechanism that programs
             start.
     """
     if not owns_a_queue(context.executing, context.machine):
@@ -90,7 +90,7 @@ def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call
     """Check the tensors of a started collective, and return the layout of its parts.
 
     Raises:
-        PhaseError: not in a phase of units that own tensors.
+        PhaseError: not in a device phase.
         ShapeError: parts that do not make the whole, or a dimension that they do not have.
         UsageError: a chunk that is not a positive number, different types, a result that overlaps the source.
     """

@@ -82,7 +82,7 @@ def allreduce(
             impl="nccl" it is dropped.
         fn: an associative combination of two units' elements, `fn((a1, a2), (b1, b2)) -> (c1, c2)` with scalars; for
             a single tile `fn(a, b) -> c`. It may use `and`, `or`, `not`, `if` and chained comparisons.
-        out: of one tensor, in a phase of units that own tensors and without `fn`: the result, of the same shape and
+        out: of one tensor, in a device phase and without `fn`: the result, of the same shape and
             type. The tensor is then unchanged.
         impl: an algorithm that docs/collectives.md has for it, e.g. "one_shot", "ring" or "nccl"; left out, the machine
             model chooses.
@@ -168,7 +168,7 @@ def all_gather(
 ) -> ir.Call:
     """Join the units' tiles: afterwards dst, on every unit, has part r from rank r along `dim`.
 
-    With `signal`, in a phase of units that own tensors, the gather is only *started*, as a `T.copy` with a signal is:
+    With `signal`, in a device phase, the gather is only *started*, as a `T.copy` with a signal is:
     each unit's copy queue sends its part to all, the next rank first, and only waits for the flags show which parts
     have arrived. Parts of shape (rows, ...) lie one after the other in dst (size * rows, ...), or in separate slots of
     dst (size, rows, ...); with another `dim`, "rows" are its slices along that one. src may be the unit's own part of
@@ -247,7 +247,7 @@ def all_to_all(
 ) -> ir.Call:
     """Part j of src, along `dim`, goes to rank j, where it becomes part (my rank) of dst.
 
-    With `signal`, in a phase of units that own tensors, it is only *started*, as `T.all_gather` is: each unit's copy
+    With `signal`, in a device phase, it is only *started*, as `T.all_gather` is: each unit's copy
     queue sends its parts, the next rank's first. In tensors (size, rows, ...) a part has the rows of one slot; with
     another `dim` "rows" are its slices along that one.
 

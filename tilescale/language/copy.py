@@ -48,7 +48,7 @@ def copy(*args: Any, **kwargs: Any) -> Any:
     `T.copy(X[i, j], tile, src=peer)` reads it. A copy returns when its source may be reused; its writes are visible to
     the peer after a signal or a barrier.
 
-    In a phase of units that own tensors, inside T.Scale("device"), a copy with `signal=` is only *started*: the unit's
+    In a device phase, inside T.Scale("device"), a copy with `signal=` is only *started*: the unit's
     copy queue executes it concurrently with the following statements, after all operations that the unit has started
     before. Only a wait for the flag shows that it has arrived, and until then its source must not be written. The call
     ends after it.

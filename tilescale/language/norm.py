@@ -45,7 +45,7 @@ def allreduce_rms_norm(
     """Sum x over the units and add the residual into `out`; `normed` gets the rows of `out`, normalised.
 
     The sum is rounded, `out` is rounded, and the norm is that of the rounded rows: out * (weight + weight_offset) /
-    sqrt(mean(out ** 2) + eps). Valid in a phase of units that own tensors. On GPUs one kernel does all of it, by short
+    sqrt(mean(out ** 2) + eps). Valid in a device phase. On GPUs one kernel does all of it, by short
     messages: intended for few rows.
 
     Args:

@@ -19,14 +19,14 @@ def all_to_all_v(src: Any, dst: Any, sent: Any, received: Any = None, impl: str 
     """The first sent[0] rows of src go to rank 0, the next sent[1] rows to rank 1, and so on; received rows are in dst.
 
     Rows from rank 0 are the first ones of dst, those from rank 1 follow; rows of dst after the last one are unchanged.
-    Valid in a phase of units that own tensors. The sizes are device-side: the host reads no tensor of numbers, so
-    replays of a CUDA graph may use different numbers (except with "nccl").
+    Valid in a device phase. The counts are device-side: the host does not read them, so replays of a CUDA graph may use
+    different counts (except with "nccl").
 
     Args:
-        src, dst: tensors (rows, ...) of one type, alike but for their rows, of which ranks may have different numbers.
-        sent: how many rows go to each rank: int32 (size,) in device memory, with numbers of this unit's own; or numbers
-            of the program: a list of `size` that all ranks send alike, or one such list for each rank.
-        received: int32 (size,) in device memory, which gets how many rows have come from each rank.
+        src, dst: tensors (rows, ...) of one type, equal but for their row count, which may differ between ranks.
+        sent: number of rows for each rank: int32 (size,) in device memory, with this rank's counts; or constants of the
+            program: a list of `size` counts for all ranks, or one such list for each rank.
+        received: int32 (size,) in device memory, which gets the number of rows from each rank.
         impl: an algorithm that docs/collectives.md has for it, e.g. "direct" or "nccl".
 
     Raises:

@@ -82,12 +82,12 @@ def _sum_gradient(parameter: torch.Tensor) -> None:
 
 
 def finished(parameter: torch.Tensor, grad: Any) -> Any:
-    """The gradient of a parameter as it is once accumulated: where that is done here, summed over the ranks."""
+    """The gradient that a parameter will have; summed over the ranks if our hook sums it after accumulation."""
     return summed(grad) if _sum_gradient in (parameter._post_accumulate_grad_hooks or {}).values() else grad
 
 
 def summed(grad: Any) -> Any:
-    """A gradient of which each rank has a part, summed over the ranks; any other one as it is. Collective."""
+    """Sum a partial gradient over the ranks; return any other gradient unchanged. Collective."""
     if not is_dtensor(grad) or grad.dtype not in SUMS or not all(each.is_partial("sum") for each in grad.placements):
         return grad
     from torch.distributed.tensor import Replicate

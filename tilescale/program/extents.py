@@ -129,13 +129,12 @@ def inside_expressions(program: Program) -> frozenset[ir.Var]:
 
 
 def unfit(gets: bool, rows: object, room: int) -> str:
-    """Rows that do not fit a rank's tensor, in words: those that it `gets`, or else sends."""
+    """Describe rows that do not fit a rank's tensor: received rows if it `gets` them, else sent rows."""
     return f"{'gets' if gets else 'sends'} {rows} rows, {'dst' if gets else 'src'} has {room}"
 
 
 def lengths(program: Program) -> frozenset[ir.Var]:
-    """Extents on which nothing depends but where a tensor of unequal parts ends. All others are one number for the
-    whole program."""
+    """Extents that only bound a tensor of unequal parts. All other extents are equal on all ranks."""
     ends: Counter[ir.Var] = Counter()
     uses: Counter[ir.Var] = Counter()
     for stmt, *_ in statements(program.body):

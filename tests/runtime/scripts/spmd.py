@@ -135,7 +135,7 @@ def check_different_extents():
     kernel(x)
     assert torch.equal(x, torch.full((50,), float(SIZE)))
     text = raised(RankMismatchError, lambda: kernel(torch.zeros(40 if RANK == 3 else 50)))
-    assert "n = 50 on unit 0 and 40 on unit 3" in text
+    assert "n = 50 on rank 0 and 40 on rank 3" in text
 
 
 def check_an_error_inside_the_emulation():

@@ -113,14 +113,14 @@ def _array(parameter: Parameter, value: Any, written: bool, pairs: Pairs) -> np.
 
 
 def _check_agreement(compiler: Compiler, program: Program, bound: list[dict[int, Any]]) -> None:
-    """Check that symbolic extents agree on all units, except for `lengths`."""
+    """Check that symbolic extents agree on all ranks, except for `lengths`."""
     first, variables = bound[0], agreed(program)
     for rank, slots in enumerate(bound[1:], start=1):
         for parameter, var in variables:
             slot = compiler.slot(var)
             if slots.get(slot) != first.get(slot):
                 raise RankMismatchError(
-                    f"{program.name}: {parameter.name!r} makes {var} = {first.get(slot)} on unit 0 and "
-                    f"{slots.get(slot)} on unit {rank}",
-                    hint="all units pass tensors of the same shapes",
+                    f"{program.name}: {parameter.name!r} makes {var} = {first.get(slot)} on rank 0 and "
+                    f"{slots.get(slot)} on rank {rank}",
+                    hint="all ranks pass tensors of the same shapes",
                 )

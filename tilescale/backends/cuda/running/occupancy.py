@@ -102,7 +102,7 @@ def check_resident(program: str, asked: int | None, room: Occupancy, where: Loca
     """Reject a grid that cannot be wholly resident.
 
     Args:
-        asked: programs of the grid; None if that is not known.
+        asked: programs of the grid; None if unknown.
     Raises:
         LaunchError: they do not all fit.
     """
@@ -121,7 +121,7 @@ def check_spared(program: str, asked: int | None, room: Occupancy, spared: int, 
     """Reject a grid that waits for messages and leaves their kernels no SM: a deadlock.
 
     Args:
-        asked: programs of the grid; None if that is not known.
+        asked: programs of the grid; None if unknown.
         spared: SMs reserved for messages.
     Raises:
         LaunchError: it does not fit on the other SMs.

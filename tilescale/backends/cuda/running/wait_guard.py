@@ -67,7 +67,7 @@ class WaitGuard:
 
     @cached_property
     def watch(self) -> QueueWatch:
-        """The bounds of the copy queue's waits."""
+        """Timeouts of the copy queue's waits."""
         return QueueWatch(
             self.records, self._limit_ns, self._device, lambda: self.records.read_concurrently(self.ranks.words)
         )

@@ -187,7 +187,7 @@ class _Hazards:
         return stmt, self._leaf(stmt, state, at)
 
     def _marked(self, stmt: ir.AttrStmt, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
-        """A region of a unit, of the producer, or of no particular unit."""
+        """Order the accesses of an annotated region: one unit's, the producer's, or a region of all threads."""
         if is_loading(stmt):
             return stmt, state  # their loads are ordered where the producer is made
         unit, before = ExecutingThreads.of(stmt), state

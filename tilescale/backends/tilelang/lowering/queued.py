@@ -274,9 +274,7 @@ def _device_phases(part: Part) -> Iterator[ir.Stmt]:
 
 
 def _written(program: Program) -> set[ir.Var]:
-    """Data of tensors and tiles that something other than signals may change, such as a function that gets their
-    address.
-    """
+    """Data of tensors and tiles that operations other than signals may write, such as calls with their address."""
     names = names_of(program)
     found: set[ir.Var] = set()
     for stmt, _, _ in statements(program.body):

@@ -258,7 +258,7 @@ class _LoopSearch:
             raise Declined("the program changes a flag for which it waits in it, and the wait would come too early")
 
     def _moved(self, stmt: ir.For, leading: Sequence[ir.Stmt], gates: LoadGates) -> list[ir.Stmt]:
-        """The waits right in front of a loop that orders its loads: its first iteration can make them."""
+        """Waits directly before a loop that order its loads. The first iteration can execute them instead."""
         found: list[ir.Stmt] = []
         if not ir.proves(ir.GE(stmt.extent, 1), {}):
             return found
