@@ -43,6 +43,7 @@
     merged_remainders.py   indices with several remainders, in a form that it does not merge
     uneven_copies.py       copies between tiles of different extents, in a form that all instructions take
     loop_invariants.py     index arithmetic that nvcc leaves in loops, before them
+    inlined_names.py       names in parallel loops, inlined before it computes their bounds
     partial_layouts.py     fragments of which TileLang leaves out elements: an error
     formulas.py            integer expressions as Python functions
     loop_ranges.py         the ranges of variables of loops and threads

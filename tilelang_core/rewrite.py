@@ -12,6 +12,7 @@ from tvm.arith import Analyzer
 from tvm.tirx import stmt_functor
 
 from tilelang_core import tl
+from tilelang_core.inlined_names import with_inlined_names
 from tilelang_core.reserved_names import with_valid_names
 
 __all__ = [
@@ -370,7 +371,7 @@ def function(
     name: str, parameters: Sequence[tuple[tirx.Var, tirx.Buffer | None]], body: tirx.Stmt, attrs: dict[str, Any]
 ) -> tirx.PrimFunc:
     """A function with these parameters; a tensor that peers write is never `__restrict__`."""
-    root = tirx.SBlock([], [], [], "root", body)
+    root = tirx.SBlock([], [], [], "root", with_inlined_names(body))
     buffers = {var: buffer for var, buffer in parameters if buffer is not None}
     func = tirx.PrimFunc(
         [var for var, _ in parameters], tirx.SBlockRealize([], tirx.IntImm("bool", 1), root), None, buffers
