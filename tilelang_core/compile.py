@@ -320,7 +320,7 @@ def _seen_by(check: Callable[[str, int], None]) -> Iterator[Rewrite]:
     Gives the rewrite that notes in a text what its kernel has of dynamic shared memory.
     """
     engine, shared = importlib.import_module("tilelang.engine.lower"), 0
-    stock_codegen = engine.device_codegen
+    stock_codegen, prepare = engine.device_codegen, engine._prepare_device_codegen_mod
 
     def checked(device_mod: tvm.IRModule, context: Any) -> tvm.IRModule:
         nonlocal shared
@@ -328,11 +328,11 @@ def _seen_by(check: Callable[[str, int], None]) -> Iterator[Rewrite]:
         check(engine.device_codegen_without_compile(device_mod, context).inspect_source(), shared)
         return stock_codegen(device_mod, context)
 
-    engine.device_codegen = checked
+    engine.device_codegen, engine._prepare_device_codegen_mod = checked, cache(prepare)  # one module for both texts
     try:
         yield lambda text: checked_text(GeneratedText(text, shared))
     finally:
-        engine.device_codegen = stock_codegen
+        engine.device_codegen, engine._prepare_device_codegen_mod = stock_codegen, prepare
 
 
 def cache_folder() -> Path:

@@ -87,6 +87,18 @@ def test_the_check_sees_what_nvcc_gets(nvcc: list[str], monkeypatch: pytest.Monk
     assert shown.dynamic_shared >= 128 * 64 * 4
 
 
+def test_the_text_is_prepared_once_for_the_check_and_for_nvcc(nvcc: list[str], monkeypatch: pytest.MonkeyPatch):
+    engine, prepared = importlib.import_module("tilelang.engine.lower"), []
+    prepare = engine._prepare_device_codegen_mod
+    monkeypatch.setattr(engine, "_prepare_device_codegen_mod", lambda mod: (prepared.append(mod), prepare(mod))[1])
+    made = two_grids()
+    kernel = made.kernels[0]
+    stock.KernelCompilation(
+        kernel.func, REWRITES, check_of(kernel, made.lowered.program, MACHINE), {"target": TARGET}
+    ).run()
+    assert len(nvcc) == len(prepared) == 1
+
+
 def test_what_fails_the_check_is_not_compiled(nvcc: list[str]):
     made = two_grids()
     kernel, program = made.kernels[0], made.lowered.program
