@@ -79,7 +79,7 @@ __all__ = [
     "IntImm", "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range",
     "SBlock", "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While",
     "at_most", "attribute", "bits", "buffer_location", "children", "constant", "constants", "contains",
-    "extern_arguments", "fingerprint", "int_node", "integer", "is_for_all", "is_pure", "loaded_element",
+    "extern_arguments", "fingerprint", "in_order", "int_node", "integer", "is_for_all", "is_pure", "loaded_element",
     "mark_arguments", "op_name", "parameters", "proves", "region_in", "region_parts",
     "regions_of_copy", "same",
     "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables",
@@ -252,6 +252,11 @@ def statements(stmt: Stmt) -> Iterator[Stmt]:
     yield stmt
     for inner in children(stmt):
         yield from statements(inner)
+
+
+def in_order(stmt: Stmt) -> list[Stmt]:
+    """The statements of a list, those of a list in it included; of another statement that one."""
+    return [inner for one in stmt.seq for inner in in_order(one)] if isinstance(stmt, SeqStmt) else [stmt]
 
 
 def same(one: Any, other: Any) -> bool:

@@ -56,7 +56,7 @@ class _Rematerializer:
         return type(part)(_in_order([*needed, part.stmt])) if needed else part
 
     def _note(self, stmt: ir.Stmt) -> None:
-        for inner in stmt.seq if isinstance(stmt, ir.SeqStmt) else [stmt]:
+        for inner in ir.in_order(stmt):
             if isinstance(inner, ir.Bind):
                 self.bound[inner.var] = inner
 
@@ -83,5 +83,5 @@ class _Rematerializer:
 
 
 def _in_order(stmts: list[ir.Stmt]) -> ir.Stmt:
-    flat = [s for stmt in stmts for s in (stmt.seq if isinstance(stmt, ir.SeqStmt) else [stmt])]
+    flat = [inner for stmt in stmts for inner in ir.in_order(stmt)]
     return flat[0] if len(flat) == 1 else ir.SeqStmt(flat)

@@ -91,7 +91,7 @@ class _Builder:
             grid.append(stmt.extent)
             programs.append(stmt.loop_var)
             stmt = stmt.body
-        for inner in _flat(stmt):
+        for inner in ir.in_order(stmt):
             if isinstance(inner, ir.Bind):
                 threads.append((inner.var, thread_axis(inner.value)))
             elif isinstance(inner, ir.SBlockRealize):
@@ -204,14 +204,6 @@ def _in_attribute(stmt: ir.AttrStmt, part: Part) -> Part:
     if isinstance(part, Control):
         return Control(part.stmt, tuple(_in_attribute(stmt, inner) for inner in part.parts))
     return part
-
-
-def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
-    if isinstance(stmt, ir.SeqStmt):
-        for inner in stmt.seq:
-            yield from _flat(inner)
-    else:
-        yield stmt
 
 
 # -- parameters and their views --------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def _inside(stmt: ir.Stmt, axes: set[ir.Var], make: Callable[[ir.Stmt], ir.Stmt]
     programs."""
     if isinstance(stmt, ir.AttrStmt):
         return tir.at(ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, _inside(stmt.body, axes, make)), stmt)
-    stmts = list(stmt.seq) if isinstance(stmt, ir.SeqStmt) else [stmt]
+    stmts = ir.in_order(stmt)
     same = [isinstance(s, ir.Bind) and not axes & ir.variables(s.value) for s in stmts]
     first = (*same, False).index(False)
     rest = stmts[first:]

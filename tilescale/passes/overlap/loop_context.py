@@ -11,7 +11,6 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.errors import Location
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.rewriter import spread
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
 from tilescale.program.waiting import TRIED
 
@@ -116,7 +115,7 @@ def last_of_grids(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 def grids_of(part: Part) -> list[GridPhase] | None:
     """The grids of a part, apart from bindings for others; None if the part has other contents."""
     if isinstance(part, DevicePhase | GridPhase):
-        computes = all(isinstance(stmt, ir.Bind) for stmt in spread(part.stmt))
+        computes = all(isinstance(stmt, ir.Bind) for stmt in ir.in_order(part.stmt))
         return [] if computes else [part] if isinstance(part, GridPhase) else None
     inner = [grids_of(p) for p in part.parts] if isinstance(part, Sequence | Control) else [None]
     return None if None in inner else [grid for grids in inner for grid in grids or ()]
@@ -125,7 +124,7 @@ def grids_of(part: Part) -> list[GridPhase] | None:
 def _binds_of(part: Part) -> list[ir.Stmt]:
     """Bindings in the phases of a part, outside of loops and branches."""
     if isinstance(part, DevicePhase | GridPhase):
-        return [stmt for stmt in spread(part.stmt) if isinstance(stmt, ir.Bind) and ir.is_pure(stmt.value)]
+        return [stmt for stmt in ir.in_order(part.stmt) if isinstance(stmt, ir.Bind) and ir.is_pure(stmt.value)]
     return [bind for p in part.parts for bind in _binds_of(p)] if isinstance(part, Sequence) else []
 
 
@@ -139,7 +138,7 @@ def _is_known(loop: ir.Stmt) -> bool:
 
 def _opened(stmt: ir.Stmt) -> tuple[tuple[ir.Stmt, ...], tuple[ir.PrimExpr, ...], tuple[ir.Stmt, ...]]:
     """Bindings of a statement, the conditions around its effects, and the effects."""
-    stmts = list(spread(stmt))
+    stmts = ir.in_order(stmt)
     binds = tuple(s for s in stmts if isinstance(s, ir.Bind) and ir.is_pure(s.value))
     rest = tuple(s for s in stmts if not any(s.same_as(bind) for bind in binds))
     if len(rest) == 1 and isinstance(rest[0], ir.IfThenElse) and rest[0].else_case is None:

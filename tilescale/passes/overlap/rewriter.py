@@ -74,7 +74,7 @@ class LaunchRewriter:
         Raises:
             Declined: the statement is inside another one.
         """
-        stmts = [inner for inner in spread(phase.stmt)]
+        stmts = ir.in_order(phase.stmt)
         at = next((i for i, s in enumerate(stmts) if s.same_as(stmt)), None)
         if at is None:
             raise Declined("it is inside another statement", location(stmt))
@@ -137,11 +137,6 @@ class LaunchRewriter:
     def _scale(self, level: str, stmt: ir.Stmt) -> ir.Stmt:
         node = ir.StringImm(level)
         return ir.AttrStmt(node, SCALE, node, stmt)
-
-
-def spread(stmt: ir.Stmt) -> Iterable[ir.Stmt]:
-    """The statements of a list."""
-    return [inner for s in stmt.seq for inner in spread(s)] if isinstance(stmt, ir.SeqStmt) else [stmt]
 
 
 def _flat(part: Part) -> list[Part]:

@@ -211,6 +211,6 @@ def _until_remote(stage: DeviceStage, body: ir.Stmt) -> tuple[list[ir.Stmt], lis
         touched = node.buffer.data in far if isinstance(node, ir.BufferLoad | ir.BufferStore) else False
         return touched or tir.is_extern(node)
 
-    statements = list(ir.children(body)) if isinstance(body, ir.SeqStmt) else [body]
+    statements = ir.in_order(body)
     first = next((i for i, stmt in enumerate(statements) if ir.contains(stmt, is_remote)), len(statements))
     return statements[:first], statements[first:]

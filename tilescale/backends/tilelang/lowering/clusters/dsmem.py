@@ -97,7 +97,7 @@ class ClusterStage(Stage):
         begin += [self.assign(v, 0) for v in self._variables]
         if not self.has_barriers:
             return tir.sequence([*begin, body])
-        stmts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+        stmts = ir.in_order(body)
         first = [] if self.begun or self._comes_together(stmts) else [self.barrier()]
         last = [] if self._comes_together(stmts[::-1]) else [self.barrier()]
         kept = [_in_use(b) for b, to_the_end in self._reached.items() if to_the_end]
@@ -213,7 +213,7 @@ def without_repeats(stmts: list[ir.Stmt]) -> list[ir.Stmt]:
 
 def without_ends(body: ir.Stmt) -> ir.Stmt:
     """A body without the barriers that it begins and ends with."""
-    stmts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    stmts = ir.in_order(body)
     first, last = (int(is_barrier(stmts[at])) for at in (0, -1))
     return tir.sequence(stmts[first : len(stmts) - last])
 

@@ -25,7 +25,7 @@ from tilescale.program.operations import Rank
 
 def pipelined(cluster: ClusterUnit, loop: ir.For) -> list[ir.Stmt] | None:
     """The loop with its loads ahead; None if it is not of that kind."""
-    body = list(loop.body.seq) if isinstance(loop.body, ir.SeqStmt) else [loop.body]
+    body = ir.in_order(loop.body)
     loads: list[RingLoad] = []
     while body:
         found = _loads(cluster, body[0])
@@ -71,7 +71,7 @@ def _loads(cluster: ClusterUnit, stmt: ir.Stmt) -> list[RingLoad] | None:
     if not cluster.is_member_scale(stmt):
         load = _load(cluster, stmt, {})
         return None if load is None else [load]
-    inner = list(stmt.body.seq) if isinstance(stmt.body, ir.SeqStmt) else [stmt.body]
+    inner = ir.in_order(stmt.body)
     bound: dict[ir.Var, Any] = {}
     loads: list[RingLoad] = []
     for one in inner:

@@ -91,7 +91,7 @@ class TileHandoff:
         Args:
             rows: of a part of each tile, by its data variable.
         """
-        stmts = [piece for stmt in _flat(body) for piece in _by_part(stmt, rows)]
+        stmts = [piece for stmt in ir.in_order(body) for piece in _by_part(stmt, rows)]
         named = [self._named(stmt, rows) for stmt in stmts]
         last = {part: number for number, parts in enumerate(named) for part in parts}
         waited = set(range(len(self.wait))) if self.first else set[int]()
@@ -124,10 +124,6 @@ class TileHandoff:
                 row = ir.constant(indices[0])
                 found |= set(range(len(self.wait))) if row is None else {row // rows[buffer.data]}
         return found
-
-
-def _flat(stmt: ir.Stmt) -> list[ir.Stmt]:
-    return [inner for part in stmt.seq for inner in _flat(part)] if isinstance(stmt, ir.SeqStmt) else [stmt]
 
 
 def _product(stmt: ir.Stmt) -> tiles.Gemm | None:
