@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -199,6 +200,27 @@ def test_a_plain_call_is_one_of_the_function(monkeypatch: pytest.MonkeyPatch):
     assert "tilescale::doubled_in_a_test" in {event.name for event in profile.events()}
     with FakeTensorMode() as fake:
         assert made(fake.from_tensor(x), []).shape == (3,)
+
+
+def test_a_backward_has_arguments_by_their_names():
+    """Saved tensors first, others as whether there is any; arguments without a gradient are last."""
+    seen: list[tuple[Any, ...]] = []
+
+    def scaled(
+        x: torch.Tensor, parts: list[torch.Tensor], bias: torch.Tensor | None, more: list[torch.Tensor], by: int
+    ) -> torch.Tensor:
+        return by * x
+
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        seen.append((len(ctx.saved_tensors), ctx.bias, ctx.more, ctx.by))
+        return ctx.by * grad
+
+    made = Operator("scaled_in_a_test", scaled)
+    made.register_autograd(backward, saves="x parts")
+    x, part = torch.ones(2, requires_grad=True), torch.ones(1)
+    made(x, [part, part], None, [part], 3).sum().backward()
+    made(x, [], part, [], 2).sum().backward()
+    assert x.grad.tolist() == [5, 5] and seen == [(3, False, True, 3), (1, True, False, 2)]
 
 
 def test_backward_is_for_the_machine_of_its_forward():

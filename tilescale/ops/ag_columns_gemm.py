@@ -91,21 +91,15 @@ def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, b, bias, ctx.group = inputs
-    ctx.save_for_backward(a, b)
-    ctx.biased = bias is not None
-
-
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """da^T = scatter(sum of b dc^T), whose rows are columns of a; db = gather(a)^T dc; the gather is repeated."""
     a, b = ctx.saved_tensors
     da = operator_of("matmul_reduce_scatter")(b, grad.t(), None, ctx.group, "").t()
     gathered = operator_of("all_gather")(a, 1, ctx.group)
-    return da, (grad.t() @ gathered).t(), grad.sum(0) if ctx.biased else None, None
+    return da, (grad.t() @ gathered).t(), grad.sum(0) if ctx.bias else None
 
 
-_operator.register_autograd(_backward, setup_context=_setup)
+_operator.register_autograd(_backward, saves="a b")
 
 
 def program(size: int, of: GemmSpec) -> Any:

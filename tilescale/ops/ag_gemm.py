@@ -353,31 +353,14 @@ def _kernel(
 
 
 @_operator.register_fake
-def _(
-    a: torch.Tensor,
-    weights: list[torch.Tensor],
-    bias: torch.Tensor | None,
-    keeps: bool,
-    group: str,
-    activation: str,
-    gated: bool,
-    float8: str,
-) -> list[torch.Tensor]:
+def _(a: torch.Tensor, weights: list[torch.Tensor], bias: Any, keeps: bool, *others: Any) -> list[torch.Tensor]:
+    *_, group, _, gated, _ = others
     return _fake_results(a, weights, keeps, group, gated)
 
 
 @_scaled.register_fake
-def _(
-    a: torch.Tensor,
-    weights: list[torch.Tensor],
-    bias: torch.Tensor | None,
-    keeps: bool,
-    of_a: torch.Tensor,
-    of_b: torch.Tensor,
-    group: str,
-    activation: str,
-    gated: bool,
-) -> list[torch.Tensor]:
+def _(a: torch.Tensor, weights: list[torch.Tensor], bias: Any, keeps: bool, *others: Any) -> list[torch.Tensor]:
+    *_, group, _, gated = others
     return _fake_results(a, weights, keeps, group, gated)
 
 
@@ -415,7 +398,7 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     gathered = operator_of("all_gather")(a, 0, ctx.group)
     # The transpose of (N, K), the layout of a torch.nn.Linear's weight.
     db = [(grad.t() @ gathered).t() for grad in grads]
-    return da, db, joined.sum(0) if ctx.biased else None, None, None, None, None, None
+    return da, db, joined.sum(0) if ctx.biased else None
 
 
 _SLOPES = {

@@ -73,12 +73,4 @@ def _(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     return a.new_empty(shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, ctx.dim, ctx.group = inputs
-
-
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return operator_of("reduce_scatter")(grad, ctx.dim, "sum", ctx.group), None, None
-
-
-_operator.register_autograd(_backward, setup_context=_setup)
+_operator.register_autograd(lambda ctx, grad: operator_of("reduce_scatter")(grad, ctx.dim, "sum", ctx.group))

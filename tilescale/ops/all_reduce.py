@@ -78,12 +78,4 @@ def _(a: torch.Tensor, op: str, group: str) -> torch.Tensor:
     return torch.empty_like(a, memory_format=torch.contiguous_format)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, ctx.op, ctx.group = inputs
-
-
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return _operator(grad, ctx.op, ctx.group), None, None
-
-
-_operator.register_autograd(_backward, setup_context=_setup)
+_operator.register_autograd(lambda ctx, grad: _operator(grad, ctx.op, ctx.group))

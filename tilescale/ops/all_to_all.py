@@ -86,15 +86,7 @@ def _(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tensor:
     return a.new_empty(shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, ctx.cut, ctx.joined, ctx.group = inputs
-
-
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return _operator(grad, ctx.joined, ctx.cut, ctx.group), None, None, None
-
-
-_operator.register_autograd(_backward, setup_context=_setup)
+_operator.register_autograd(lambda ctx, grad: _operator(grad, ctx.joined, ctx.cut, ctx.group))
 
 
 def program(size: int, width: int, dtype: str, chunk: int, is_whole: bool) -> Any:

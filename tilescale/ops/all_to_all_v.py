@@ -182,27 +182,19 @@ def _(a: torch.Tensor, sent: torch.Tensor, most: int, group: str) -> tuple[torch
     return a.new_empty(size * most, *a.shape[1:]), sent.new_empty(size, dtype=torch.int32)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, ctx.sent, ctx.received, ctx.group = inputs
-
-
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return _operator(grad, ctx.received, ctx.sent, ctx.group), None, None, None
-
-
 def _setup_counted(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     a, sent, ctx.most, ctx.group = inputs
     ctx.rows = a.shape[0]
     ctx.save_for_backward(sent, output[1])
 
 
-def _backward_counted(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+def _backward_counted(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     sent, received = ctx.saved_tensors
     back, _ = _counted(grad, received, ctx.most, ctx.group)
     back = back[: ctx.rows]
     unsent = torch.arange(ctx.rows, device=back.device) >= sent.sum()
-    return back.masked_fill(unsent.view(-1, *[1] * (back.ndim - 1)), 0), None, None, None
+    return back.masked_fill(unsent.view(-1, *[1] * (back.ndim - 1)), 0)
 
 
-_operator.register_autograd(_backward, setup_context=_setup)
+_operator.register_autograd(lambda ctx, grad: _operator(grad, ctx.received, ctx.sent, ctx.group))
 _counted.register_autograd(_backward_counted, setup_context=_setup_counted)

@@ -47,13 +47,9 @@ def _(a: torch.Tensor, root: int, group: str) -> torch.Tensor:
     return torch.empty_like(a, memory_format=torch.contiguous_format)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, ctx.root, ctx.group = inputs
-
-
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
     total = operator_of("all_reduce")(grad, "sum", ctx.group)
-    return total if rank_of(ctx.group) == ctx.root else torch.zeros_like(total), None, None
+    return total if rank_of(ctx.group) == ctx.root else torch.zeros_like(total)
 
 
-_operator.register_autograd(_backward, setup_context=_setup)
+_operator.register_autograd(_backward)

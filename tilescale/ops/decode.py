@@ -222,19 +222,8 @@ def _operator(
 
 
 @_operator.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor | None,
-    lengths: torch.Tensor,
-    block_table: torch.Tensor | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    scale: float,
-    value_dim: int,
-    own_heads: bool,
-    group: str,
-) -> torch.Tensor:
+def _(q: torch.Tensor, *given: Any) -> torch.Tensor:
+    *_, value_dim, own_heads, group = given
     return q.new_empty(q.shape[0], q.shape[1] // size_of(group) if own_heads else q.shape[1], value_dim)
 
 

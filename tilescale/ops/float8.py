@@ -146,17 +146,11 @@ def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, float8: str) 
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, b, bias, ctx.float8 = inputs
-    ctx.save_for_backward(a, b)
-    ctx.biased = bias is not None
-
-
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return *gradients_of_times(grad, *ctx.saved_tensors, ctx.float8), grad.sum(0) if ctx.biased else None, None
+    return *gradients_of_times(grad, *ctx.saved_tensors, ctx.float8), grad.sum(0) if ctx.bias else None
 
 
-times.register_autograd(_backward, setup_context=_setup)
+times.register_autograd(_backward, saves="a b")
 
 
 def gradients_of_times(

@@ -139,17 +139,8 @@ def _(a: torch.Tensor, group: str) -> torch.Tensor:
     return torch.empty_like(a, memory_format=torch.contiguous_format)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, *ctx.given = inputs
-
-
 all_gather_float8.register_autograd(
-    lambda ctx, grad: (operator_of("reduce_scatter")(grad, ctx.given[0], "sum", ctx.given[1]), None, None),
-    setup_context=_setup,
+    lambda ctx, grad: operator_of("reduce_scatter")(grad, ctx.dim, "sum", ctx.group)
 )
-reduce_scatter_float8.register_autograd(
-    lambda ctx, grad: (operator_of("all_gather")(grad, *ctx.given), None, None), setup_context=_setup
-)
-all_reduce_float8.register_autograd(
-    lambda ctx, grad: (operator_of("all_reduce")(grad, "sum", *ctx.given), None), setup_context=_setup
-)
+reduce_scatter_float8.register_autograd(lambda ctx, grad: operator_of("all_gather")(grad, ctx.dim, ctx.group))
+all_reduce_float8.register_autograd(lambda ctx, grad: operator_of("all_reduce")(grad, "sum", ctx.group))

@@ -66,9 +66,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.shape = tuple(_shape(a, ctx.dim, size_of(ctx.group)))
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
     given = grad if rank_of(ctx.group) == ctx.root else grad.new_empty(()).expand(ctx.shape)
-    return operator_of("scatter")(given, ctx.root, ctx.dim, ctx.group), None, None, None
+    return operator_of("scatter")(given, ctx.root, ctx.dim, ctx.group)
 
 
 _operator.register_autograd(_backward, setup_context=_setup)

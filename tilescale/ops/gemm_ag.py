@@ -88,20 +88,14 @@ def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -
     return a.new_empty(a.shape[0], size_of(group) * b.shape[1])
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, b, bias, ctx.group = inputs
-    ctx.save_for_backward(a, b)
-    ctx.biased = bias is not None
-
-
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """The local columns of the sum of all ranks' gradients are those of a GEMM."""
     a, b = ctx.saved_tensors
     own = operator_of("reduce_scatter")(grad, 1, "sum", ctx.group)
-    return own @ b.t(), (own.t() @ a).t(), own.sum(0) if ctx.biased else None, None
+    return own @ b.t(), (own.t() @ a).t(), own.sum(0) if ctx.bias else None
 
 
-_operator.register_autograd(_backward, setup_context=_setup)
+_operator.register_autograd(_backward, saves="a b")
 
 
 def program(size: int, of: GemmSpec) -> Any:

@@ -176,18 +176,12 @@ def _(
     return a.new_empty(a.shape[0], b.shape[1], dtype=torch.bfloat16)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, b, bias, _, ctx.float8 = inputs
-    ctx.save_for_backward(a, b)
-    ctx.biased = bias is not None
-
-
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
-    return *gradients_of_times(grad, a, b, ctx.float8), grad.sum(0) if ctx.biased else None, None, None
+    return *gradients_of_times(grad, a, b, ctx.float8), grad.sum(0) if ctx.bias else None
 
 
-_operator.register_autograd(_backward, setup_context=_setup)
+_operator.register_autograd(_backward, saves="a b")
 
 
 def program(size: int, of: GemmSpec, blocks: int) -> Any:

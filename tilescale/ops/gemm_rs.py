@@ -191,12 +191,6 @@ def _(
     return a.new_empty(a.shape[0] // size_of(group), b.shape[1], dtype=torch.bfloat16)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, b, bias, ctx.group, ctx.float8 = inputs
-    ctx.save_for_backward(a, b)
-    ctx.biased = bias is not None
-
-
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """da = gather(dc) b^T; db = a^T gather(dc); the bias was added once, so its gradient is that of all rows."""
     a, b = ctx.saved_tensors
@@ -204,10 +198,10 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     da, gathered = operator_of("all_gather_matmul")(grad, [b.t()], None, *how)
     # The transpose of (N, K), the layout of a torch.nn.Linear's weight.
     db = (gathered.t() @ a).t()
-    return da, db, gathered.sum(0) if ctx.biased else None, None, None
+    return da, db, gathered.sum(0) if ctx.bias else None
 
 
-_operator.register_autograd(_backward, setup_context=_setup)
+_operator.register_autograd(_backward, saves="a b")
 
 
 def in_turns(size: int, of: GemmSpec, blocks: int) -> Any:

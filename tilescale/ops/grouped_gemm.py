@@ -101,19 +101,15 @@ def _(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return x.new_empty(counts.shape[0], x.shape[1], y.shape[1])
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, b, counts, owners = ctx.saved_tensors
     dx = _operator(grad, b.mT, counts, owners)
     # The transposes of (N, K), the layout of weights.
     db = _outer(grad, x, counts).mT
-    return dx, db, None, None
+    return dx, db
 
 
-_operator.register_autograd(_backward, setup_context=_setup)
+_operator.register_autograd(_backward, saves="x b counts owners")
 
 
 @T.macro

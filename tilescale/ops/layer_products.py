@@ -64,7 +64,7 @@ def _column_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, .
     gathered = x if ctx.keeps else all_gather(_rows(x), group=ctx.group)
     dw = [rows[i].t() @ gathered if i in rows else None for i in range(len(weights))]
     db = [rows[i].sum(0) if i in rows else None for i in range(len(weights))] if ctx.biased else []
-    return dx, dw, db, None, None, None
+    return dx, dw, db
 
 
 column_parallel.register_autograd(_column_backward, setup_context=_column_setup)
@@ -81,19 +81,14 @@ def _(grad: torch.Tensor, weights: list[torch.Tensor], group: str, float8: str) 
     return grad.new_empty(grad.shape[0] // size_of(group), weights[0].shape[1])
 
 
-def _input_gradient_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    grad, weights, ctx.group, ctx.float8 = inputs
-    ctx.save_for_backward(grad, *weights)
-
-
 def _input_gradient_backward(ctx: Any, given: torch.Tensor) -> tuple[Any, ...]:
     grad, *weights = ctx.saved_tensors
     how = True, ctx.group, "", False, of_gradients(ctx.float8)
     back, gathered = operator_of("all_gather_matmul")(given, [torch.cat(weights).t()], None, *how)
-    return back, list((grad.t() @ gathered).split([len(w) for w in weights])), None, None
+    return back, list((grad.t() @ gathered).split([len(w) for w in weights]))
 
 
-input_gradient.register_autograd(_input_gradient_backward, setup_context=_input_gradient_setup)
+input_gradient.register_autograd(_input_gradient_backward, saves="grad weights")
 
 
 @operator("side_by_side")
@@ -115,20 +110,14 @@ def _(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) 
     return x.new_empty(*x.shape[:-1], sum(len(weight) for weight in weights))
 
 
-def _side_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, weights, biases = inputs
-    ctx.biased = bool(biases)
-    ctx.save_for_backward(x, *weights)
-
-
 def _side_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, *weights = ctx.saved_tensors
     rows, widths = _rows(grad), [len(weight) for weight in weights]
     dx, dw = side_input_gradient(rows, weights).view(x.shape), (rows.t() @ _rows(x)).split(widths)
-    return dx, list(dw), list(rows.sum(0).split(widths)) if ctx.biased else []
+    return dx, list(dw), list(rows.sum(0).split(widths)) if ctx.biases else []
 
 
-side_by_side.register_autograd(_side_backward, setup_context=_side_setup)
+side_by_side.register_autograd(_side_backward, saves="x weights")
 
 
 @operator("side_by_side_input_gradient")
@@ -142,18 +131,13 @@ def _(grad: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
     return grad.new_empty(grad.shape[0], weights[0].shape[1])
 
 
-def _side_gradient_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    grad, weights = inputs
-    ctx.save_for_backward(grad, *weights)
-
-
 def _side_gradient_backward(ctx: Any, given: torch.Tensor) -> tuple[Any, ...]:
     grad, *weights = ctx.saved_tensors
     dw = (grad.t() @ given).split([len(weight) for weight in weights])
     return side_by_side(given, weights, []), list(dw)
 
 
-side_input_gradient.register_autograd(_side_gradient_backward, setup_context=_side_gradient_setup)
+side_input_gradient.register_autograd(_side_gradient_backward, saves="grad weights")
 
 
 def _joined(weights: list[torch.Tensor]) -> torch.Tensor:
@@ -200,12 +184,6 @@ def _(
     return x.new_empty(*before, weight.shape[0])
 
 
-def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, weight, bias, ctx.group, ctx.sequence, ctx.float8 = inputs
-    ctx.biased = bias is not None
-    ctx.save_for_backward(x, weight)
-
-
 def _row_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """dx = gather(dy) w; dw = gather(dy)^T x; the bias was added once, so its gradient is that of all rows."""
     x, weight = ctx.saved_tensors
@@ -217,10 +195,10 @@ def _row_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     else:
         made, across = gradients_of_times(rows, _rows(x), weight.t(), ctx.float8)
         dw = across.t()
-    return made.view(x.shape), dw, rows.sum(0) if ctx.biased else None, None, None, None
+    return made.view(x.shape), dw, rows.sum(0) if ctx.bias else None
 
 
-row_parallel.register_autograd(_row_backward, setup_context=_row_setup)
+row_parallel.register_autograd(_row_backward, saves="x weight")
 
 
 @cache

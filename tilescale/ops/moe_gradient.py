@@ -5,6 +5,8 @@ Those of float8 experts as well. What was quantized is differentiated as if it h
 the values that the forward used, weights the values that were given.
 """
 
+from typing import Any
+
 import torch
 
 from tilescale.ops import expert_programs
@@ -60,18 +62,10 @@ def gradients(
 
 
 @gradients.register_fake
-def _(
-    grad: torch.Tensor,
-    rows: torch.Tensor,
-    hidden: torch.Tensor,
-    tables: list[torch.Tensor],
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    learns: bool,
-    group: str,
-) -> list[torch.Tensor]:
+def _(grad: torch.Tensor, *given: Any) -> list[torch.Tensor]:
+    _, _, tables, *experts, learns, _ = given
     of_choices = grad.new_empty(grad.shape[0], tables[-2].shape[2], dtype=torch.float32)
-    of_experts = [w.new_empty(w.shape) for w in (gate_up, down)] if learns else []
+    of_experts = [w.new_empty(w.shape) for w in experts] if learns else []
     return [grad.new_empty(grad.shape), of_choices, *of_experts]
 
 

@@ -274,17 +274,8 @@ def _layer(
 
 
 @_layer.register_fake
-def _(
-    x: torch.Tensor,
-    chosen: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    most: int,
-    room: int,
-    keeps: bool,
-    group: str,
-) -> list[torch.Tensor]:
+def _(x: torch.Tensor, chosen: torch.Tensor, *given: Any) -> list[torch.Tensor]:
+    *_, down, most, room, keeps, group = given
     experts, features, inner = down.shape
     of_rows, counts, dropped, *tables = new_tables(chosen, size_of(group), experts, most, room)
     kept = [x.new_empty(room, features), x.new_empty(room, 2 * inner), of_rows, counts, *tables] if keeps else []

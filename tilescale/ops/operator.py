@@ -10,6 +10,7 @@ it: `torch.library.custom_op` has two in Python, and takes three times as long.
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,7 @@ class Operator:
         _library.impl(name, lambda *given: self._called(given), "CompositeExplicitAutograd")
         _library.impl(name, self._called_by_dispatcher, "Autograd")
         self.name, self.function = name, _gives_no_views(function)
+        self._arguments = {name: "Tensor" in str(p.annotation) for name, p in signature(function).parameters.items()}
         self._dispatched = getattr(torch.ops.tilescale, name).default
         self._repeated, self._repeated_backward = RecordedCalls(self.function), RecordedCalls(self._gradients)
         self._setup: Callable[..., None] | None = None
@@ -49,12 +51,29 @@ class Operator:
         torch.library.register_fake(f"tilescale::{self.name}", fake, lib=_library)
         return fake
 
-    def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
-        """Register a backward, as `torch.library.custom_op` does; it runs with the machine of the call."""
+    def register_autograd(
+        self, backward: Callable[..., Any], *, saves: str = "", setup_context: Callable[..., None] | None = None
+    ) -> None:
+        """Register a backward, as `torch.library.custom_op` does; it runs with the machine of the call.
+
+        Arguments that the backward gives no gradient for are last.
+
+        Args:
+            saves: names of the tensors, or lists of some, that the backward needs. Its context has the other arguments
+                by their names: a tensor or a list of some as whether there is any.
+            setup_context: the same by hand.
+        """
+        saved, arguments = saves.split(), self._arguments
+
+        def by_name(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            given = dict(zip(arguments, inputs, strict=True))
+            ctx.save_for_backward(*_tensors([given.pop(name) for name in saved]))
+            for name, x in given.items():
+                setattr(ctx, name, (x is not None and x != []) if arguments[name] else x)
 
         def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             keep_machine(ctx)
-            setup_context(ctx, inputs, output)
+            (setup_context or by_name)(ctx, inputs, output)
 
         self._setup, self._backward = setup, backward
 
@@ -114,7 +133,8 @@ class Operator:
         is_plain = is_plain and not torch.is_grad_enabled()
         with _MACHINE_STAYS if ctx.machine is current_machine() else use_machine(ctx.machine):
             found = self._repeated_backward(given, tensors) if is_plain else self._gradients(*given)
-        return found if isinstance(found, tuple) else (found,)
+        found = found if isinstance(found, tuple) else (found,)
+        return *found, *[None] * (len(self._arguments) - len(found))
 
     def _gradients(self, kept: Sequence[tuple[str, Any]], saved: Sequence[Any], grads: list[Any]) -> Any:
         ctx = SimpleNamespace(saved_tensors=saved, **dict(kept))

@@ -82,12 +82,4 @@ def _(a: torch.Tensor, dim: int, op: str, group: str) -> torch.Tensor:
     return a.new_empty(shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, ctx.dim, _, ctx.group = inputs
-
-
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return operator_of("all_gather")(grad, ctx.dim, ctx.group), None, None, None
-
-
-_operator.register_autograd(_backward, setup_context=_setup)
+_operator.register_autograd(lambda ctx, grad: operator_of("all_gather")(grad, ctx.dim, ctx.group))

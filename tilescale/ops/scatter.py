@@ -69,9 +69,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.shape = tuple(a.shape)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
     whole = operator_of("gather")(grad, ctx.root, ctx.dim, ctx.group)
-    return whole if rank_of(ctx.group) == ctx.root else grad.new_zeros(ctx.shape), None, None, None
+    return whole if rank_of(ctx.group) == ctx.root else grad.new_zeros(ctx.shape)
 
 
 _operator.register_autograd(_backward, setup_context=_setup)

@@ -265,8 +265,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
-    found = _gradients(grad, *ctx.saved_tensors, *ctx.given)
-    return *found, None, None, None, None, None
+    return tuple(_gradients(grad, *ctx.saved_tensors, *ctx.given))
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
