@@ -20,7 +20,7 @@ from tilescale.ops.kernels import Choice, ChosenKernels
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, GemmSpec, add_bias, tiling
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, GemmSpec, add_bias, on_chip_tiles, tiling
 from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import product
 from tilescale.ops.workspace import workspace_of
@@ -120,10 +120,7 @@ def program(size: int, of: GemmSpec) -> Any:
                 with T.Scale("device") as (rank, _):
                     send_columns(A, G, arrived, rank, size)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                a = T.alloc((tiles.m, of.depth), dtype, level="l1")
-                b = T.alloc(of.b_tile, dtype, level="l1")
-                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                a, b, c, out = on_chip_tiles(of)
                 m, n = tiles.at(tile, rows, N)
                 T.clear(c)
                 multiply_parts(G, m, B, n, a, b, c, arrived, rank, size, of)

@@ -20,7 +20,17 @@ from tilescale.ops.kernels import Choice, ChosenKernels
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import CHUNK, CHUNKS, ROWS, GemmSpec, add_bias, in_parts, multiply, tiling
+from tilescale.ops.products import (
+    CHUNK,
+    CHUNKS,
+    ROWS,
+    GemmSpec,
+    add_bias,
+    in_parts,
+    multiply,
+    on_chip_tiles,
+    tiling,
+)
 from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import product
 from tilescale.ops.workspace import workspace_of
@@ -116,10 +126,7 @@ def program(size: int, of: GemmSpec) -> Any:
                 with T.Scale("device") as (rank, _):
                     send_done(G, done, arrived, rank, size, of)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                a = T.alloc((tiles.m, of.depth), dtype, level="l1")
-                b = T.alloc(of.b_tile, dtype, level="l1")
-                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                a, b, c, out = on_chip_tiles(of)
                 m, n = tiles.at(tile, rows, N)
                 if step == 0:
                     T.clear(c)

@@ -38,6 +38,7 @@ from tilescale.ops.products import (
     GemmSpec,
     add_bias,
     at_once,
+    on_chip_tiles,
     summed_tiling,
 )
 from tilescale.ops.row_counts import prepare
@@ -203,10 +204,7 @@ def program(size: int, of: GemmSpec, blocks: int) -> Any:
     ):
         with T.Kernel(device=size, block=grid, threads=tiles.threads) as block:
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                a = T.alloc((tiles.m, of.depth), of.dtype, level="l1")
-                b = T.alloc(of.b_tile, of.b_dtype, level="l1")
-                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
+                a, b, c, out = on_chip_tiles(of)
                 on_chip = a, b, c, *scale_tiles(of)
                 for turn in T.serial(turns_of(block, blocks, count) if blocks else 1):
                     m, n = tiles.at(block + turn * blocks, rows, N)

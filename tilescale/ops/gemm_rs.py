@@ -49,6 +49,7 @@ from tilescale.ops.products import (
     in_parts,
     load_scales,
     multiply,
+    on_chip_tiles,
     scale,
     takes_turns,
     tiling,
@@ -230,10 +231,7 @@ def in_turns(size: int, of: GemmSpec, blocks: int) -> Any:
                 with T.Scale("device") as (rank, _):
                     send_parts(parts, inbox, done, arrived, rank, size, rows, of)
             with T.Scale("block"):
-                a = T.alloc((tiles.m, of.depth), dtype, level="l1")
-                b = T.alloc(of.b_tile, of.b_dtype, level="l1")
-                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
+                a, b, c, out = on_chip_tiles(of)
                 row_scales, column_scales = (T.alloc((high,), "float32", level="l0") for high in (tiles.m, tiles.n))
                 with T.Scale("device") as (rank, _):
                     for turn in T.serial(turns_of(block, blocks, count)):
@@ -245,16 +243,7 @@ def in_turns(size: int, of: GemmSpec, blocks: int) -> Any:
                         multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)
                         if of.scaled:
                             scale(c, row_scales, column_scales)
-                        if owner != rank:
-                            T.copy(c, out)
-                            T.copy(out, parts[owner, m, n])
-                            T.signal(done[owner, m // CHUNK])
-                        else:
-                            add_arrived(c, inbox, arrived, rank, size, m, n, rows, N, out)
-                            if of.biased:
-                                add_bias(c, bias, n, N)
-                            T.copy(c, out)
-                            T.copy(out, C[m, n])
+                        put_rows(c, out, parts, inbox, done, arrived, bias, C, owner, rank, m, n, size, rows, of)
 
     return matmul_reduce_scatter_in_turns
 
@@ -282,23 +271,11 @@ def program(size: int, of: GemmSpec) -> Any:
                 with T.Scale("device") as (rank, _):
                     send_parts(parts, inbox, done, arrived, rank, size, rows, of)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                a = T.alloc((tiles.m, of.depth), dtype, level="l1")
-                b = T.alloc(of.b_tile, of.b_dtype, level="l1")
-                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
+                a, b, c, out = on_chip_tiles(of)
                 owner = (rank + 1 + turn) % size  # this rank's rows last
                 m, n = tiles.at(tile, rows, N)
                 multiply_scaled(A, owner, m, of_A, B, n, of_B, (a, b, c, *scale_tiles(of)), rows, of)
-                if owner != rank:
-                    T.copy(c, out)
-                    T.copy(out, parts[owner, m, n])
-                    T.signal(done[owner, m // CHUNK])
-                else:
-                    add_arrived(c, inbox, arrived, rank, size, m, n, rows, N, out)
-                    if of.biased:
-                        add_bias(c, bias, n, N)
-                    T.copy(c, out)
-                    T.copy(out, C[m, n])
+                put_rows(c, out, parts, inbox, done, arrived, bias, C, owner, rank, m, n, size, rows, of)
 
     return matmul_reduce_scatter
 
@@ -317,6 +294,21 @@ def send_parts(parts, inbox, done, arrived, rank, size, rows, of):
                 signal=arrived[rank, i],
                 after=(done[owner, i], ">=", of.tiles.count(last - first, of.N)),
             )
+
+
+@T.macro
+def put_rows(c, out, parts, inbox, done, arrived, bias, C, owner, rank, m, n, size, rows, of):
+    """Count a tile of another rank's rows in `parts`; add the other ranks' parts and the bias to one of local rows."""
+    if owner != rank:
+        T.copy(c, out)
+        T.copy(out, parts[owner, m, n])
+        T.signal(done[owner, m // CHUNK])
+    else:
+        add_arrived(c, inbox, arrived, rank, size, m, n, rows, of.N, out)
+        if of.biased:
+            add_bias(c, bias, n, of.N)
+        T.copy(c, out)
+        T.copy(out, C[m, n])
 
 
 @T.macro

@@ -283,6 +283,16 @@ def in_parts(tiles: GemmTiling, rows: int) -> GemmTiling:
     return replace(tiles, group=tiles.group // 2) if is_one else tiles
 
 
+def on_chip_tiles(of: GemmSpec) -> tuple[Any, Any, Any, Any]:
+    """Tiles of a block: pipeline stages of a and b, sums, the stored tile."""
+    tiles = of.tiles
+    a = T.alloc((tiles.m, of.depth), of.dtype, level="l1")
+    b = T.alloc(of.b_tile, of.b_dtype, level="l1")
+    c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+    out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
+    return a, b, c, out
+
+
 def launch(size: int, *grid: Any) -> Any:
     """A grid on each of `size` devices; 0: on the caller's alone."""
     return T.Kernel(device=size, block=grid, threads=256) if size else T.Kernel(*grid, threads=256)
