@@ -31,6 +31,22 @@ def multiply(W: Any, X: Any, Y: Any, column: Any) -> None:
         Y[j, column * HIGH + i] = c[i, j] * 0.125
 
 
+@T.macro
+def multiply_several(W: Any, X: Any, Y: Any, task: Any, count: int) -> None:
+    """Several columns of Y = X W^T."""
+    x = T.alloc((ROWS, INNER), "bfloat16", level="l1")
+    w = T.alloc((HIGH, DEPTH), "bfloat16", level="l1")
+    c = T.alloc((HIGH, ROWS), "float32", level="l0")
+    T.copy(X, x)
+    for tile in T.serial(count):
+        T.clear(c)
+        for k in T.Pipelined(INNER // DEPTH, num_stages=2):
+            T.copy(W[(task * count + tile) * HIGH, k * DEPTH], w)
+            T.gemm(w, x[:, k * DEPTH : (k + 1) * DEPTH], c, transpose_B=True)
+        for i, j in T.Parallel(HIGH, ROWS):
+            Y[j, (task * count + tile) * HIGH + i] = c[i, j] * 0.125
+
+
 @T.prim_func
 def twice(
     X: T.Tensor((ROWS, INNER), "bfloat16"),
@@ -65,6 +81,31 @@ def test_weights_go_through_one_ring_and_bits_stay(small: Machine):
         tilescale.emulate(kernel.ir, [got], machine=small, time=False, schedule_seed=order, check=check)
         assert all(a.equal(b) for a, b in zip(got, want, strict=True))
     assert "tma_copy" in kernel.schedule
+
+
+def test_loops_around_a_loop_of_loads_count_too(small: Machine, monkeypatch: pytest.MonkeyPatch):
+    """All loads of a task with several columns go through the ring, which has fewer stages than that."""
+    monkeypatch.setattr(streams, "MOST", 3)
+
+    @T.prim_func
+    def columns(
+        X: T.Tensor((ROWS, INNER), "bfloat16"),
+        W: T.Tensor((INNER, INNER), "bfloat16"),
+        V: T.Tensor((INNER, INNER), "bfloat16"),
+        Y: T.Tensor((ROWS, INNER), "bfloat16"),
+        Z: T.Tensor((ROWS, INNER), "bfloat16"),
+    ):
+        with T.Kernel(device=1, block=INNER // HIGH // 4, threads=32) as task:
+            multiply_several(W, X, Y, task, 4)
+        with T.Kernel(device=1, block=INNER // HIGH // 2, threads=32) as task:
+            multiply_several(V, Y, Z, task, 2)
+
+    kernel = tilescale.compile(columns, machine=small, schedule="persistent")
+    assert "num_stages" not in kernel.python and kernel.python.count("% 3], load") == 2
+    want, got = arguments(), arguments()
+    tilescale.emulate(columns, [want], machine=small, time=False, check="none")
+    tilescale.emulate(kernel.ir, [got], machine=small, time=False, check="all")
+    assert all(a.equal(b) for a, b in zip(got, want, strict=True))
 
 
 def test_the_text_with_a_ring_is_the_program(small: Machine):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,16 +43,36 @@ class Stream:
     """The loop of a phase whose tiles are loaded ahead.
 
     Attributes:
+        around: serial loops around it, the outermost first.
         load: its copy from memory, as a statement of its body.
         tile: where that puts a tile.
-        trips: iterations of a task.
     """
 
     grid: Grid
     loop: ir.For
+    around: list[ir.For]
     load: ir.Evaluate
     tile: ir.Buffer
-    trips: int
+
+    @functools.cached_property
+    def trips(self) -> int:
+        """Loads of a task."""
+        return math.prod(ir.integer(loop.extent) for loop in (*self.around, self.loop))
+
+    @property
+    def number(self) -> Any:
+        """The number of a load among those of its task."""
+        number: Any = ir.IntImm("int32", 0)
+        for loop in (*self.around, self.loop):
+            number = number * loop.extent + loop.loop_var
+        return number
+
+    def iteration(self, number: Any) -> dict[ir.Var, Any]:
+        """Values of the loops' variables at a load."""
+        found: dict[ir.Var, Any] = {}
+        for loop in (self.loop, *reversed(self.around)):
+            found[loop.loop_var], number = number % loop.extent, number // loop.extent
+        return found
 
     @property
     def form(self) -> tuple[str, ...]:
@@ -60,24 +81,25 @@ class Stream:
 
     @classmethod
     def of(cls, grid: Grid, names: ProgramNames, written: Collection[ir.Var]) -> Stream | None:
-        """The stream of a phase with one pipelined loop, outside of loops and branches, that only loads such tiles."""
+        """The stream of a phase with one pipelined loop, outside of branches, that only loads such tiles."""
         loops = [node for node in ir.statements(grid.phase.stmt) if stages_of(node)]
-        if len(loops) != 1 or not any(node.same_as(loops[0]) for node in _unconditional(grid.phase.stmt)):
+        around = _around(loops[0], grid.phase.stmt) if len(loops) == 1 else None
+        if around is None:
             return None
         (loop,) = loops
-        bounds = ir.constants([loop.min, loop.extent])
         loads = [s for s in ir.statements(loop.body) if any(names.shared(a.root) for a in names.effects(s).accesses)]
-        if bounds is None or bounds[0] or len(loads) != 1 or not _is_bulk(loads[0]):
+        if not all(map(_is_counted, (*around, loop))) or len(loads) != 1 or not _is_bulk(loads[0]):
             return None
         (load,) = loads
         source, target = ir.regions_of_copy(load.value)
         tile = ir.region_parts(target)[0]
-        known = {*grid.launch.programs, loop.loop_var, *(() if grid.loop is None else (grid.loop.var,))}
+        known = {*grid.launch.programs, *(() if grid.loop is None else (grid.loop.var,))}
+        known |= {each.loop_var for each in (*around, loop)}
         is_placed = all(ir.variables(begin) <= known for begin in ir.region_parts(source)[1])
         read = {access.root for access in names.effects(load).reads}
         if read & set(written) or not is_placed or _used(grid.phase.stmt, tile) != _used(loop, tile):
             return None
-        return cls(grid, loop, load, tile, bounds[1])
+        return cls(grid, loop, around, load, tile)
 
 
 class Ring:
@@ -146,7 +168,7 @@ class Ring:
         if stream is None:
             return body
         loop, turn = self.grids[number].loop, task // self.placements[number].blocks
-        load, mine = ir.Var("load", "int32"), self.spans[number][0] + turn * stream.trips + stream.loop.loop_var
+        load, mine = ir.Var("load", "int32"), self.spans[number][0] + turn * stream.trips + stream.number
         iterations = 0 if loop is None else loop.index * self.loops[loop].each
         stage = load % self.stages
 
@@ -166,7 +188,7 @@ class Ring:
         used = tir.rewrite(stream.loop.body, enter=enter, leave=leave)
         refill = self._load(load + self.stages, self._reached(self.stages, number), loop, mine + self.stages)
         inner = tir.sequence([ir.Bind(load, mine + iterations), used, refill])
-        again = ir.For(stream.loop.loop_var, 0, stream.trips, ir.ForKind.SERIAL, inner)
+        again = ir.For(stream.loop.loop_var, 0, stream.loop.extent, ir.ForKind.SERIAL, inner)
         return tir.rewrite(body, enter=lambda node: tir.at(again, stream.loop) if node.same_as(stream.loop) else None)
 
     def _runs(self) -> Iterator[tuple[Loop | None, list[int]]]:
@@ -229,7 +251,7 @@ class Ring:
         assert stream is not None
         mine = load - before
         task = placement.task(self.block, mine // stream.trips)
-        values = {**values, **stream.grid.indices(task), stream.loop.loop_var: mine % stream.trips}
+        values = {**values, **stream.grid.indices(task), **stream.iteration(mine % stream.trips)}
         stage = (load if issued is None else issued) % self.stages
         full = ir.BufferLoad(self.full, [stage])
         shape = [int(n) for n in self.ring.shape[1:]]
@@ -280,15 +302,22 @@ def _in_iterations(
     return [int(each[each > 0].min()) for each in counts.values()]
 
 
-def _unconditional(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
-    """The statements that each task executes once, in order."""
+def _around(loop: ir.For, stmt: ir.Stmt) -> list[ir.For] | None:
+    """The serial loops around a loop, the outermost first; None where it is not in a statement, or in a branch."""
+    if stmt.same_as(loop):
+        return []
     if isinstance(stmt, ir.SeqStmt):
-        for inner in stmt.seq:
-            yield from _unconditional(inner)
-    elif isinstance(stmt, ir.AttrStmt):
-        yield from _unconditional(stmt.body)
-    else:
-        yield stmt
+        return next((found for inner in stmt.seq if (found := _around(loop, inner)) is not None), None)
+    if not isinstance(stmt, ir.AttrStmt | ir.For) or isinstance(stmt, ir.For) and stmt.kind != ir.ForKind.SERIAL:
+        return None
+    found = _around(loop, stmt.body)
+    return [stmt, *found] if found is not None and isinstance(stmt, ir.For) else found
+
+
+def _is_counted(loop: ir.For) -> bool:
+    """Whether a loop has a known trip count, from 0 on."""
+    bounds = ir.constants([loop.min, loop.extent])
+    return bounds is not None and not bounds[0]
 
 
 def _is_bulk(stmt: ir.Stmt) -> bool:
