@@ -3,6 +3,7 @@
 
     torchrun --nproc-per-node 2 benchmarks/persistent.py                       everything
     torchrun --nproc-per-node 2 benchmarks/persistent.py --only "1 layer 1x"   one work
+    torchrun --nproc-per-node 1 benchmarks/persistent.py                       on one GPU
 
 Layers of Llama 3 8B with 1024 cached tokens, tensor-parallel. Their floor is the time of reading their weights once.
 """

@@ -2,8 +2,9 @@
 """A decode step of one decoder layer as a program of grids, one after the other, with collectives of tiles.
 
 Weights are those of `torch.nn.Linear`, (outputs, inputs), with the rank's own heads and columns; products add in
-float32, and the residual stream is float32. A task of a product multiplies 64 outputs of a part of K with all
-sequences; the phase behind it adds the parts. A task of attention takes some keys of a group of heads.
+float32, and the residual stream is float32. A task of a product takes a part of K of all sequences, and multiplies it
+with tiles of 64 outputs: as many as leave each block one task. The phase behind it adds the parts. A task of attention
+takes some keys of a group of heads.
 """
 
 from dataclasses import dataclass
@@ -12,16 +13,10 @@ from typing import Any
 import tilescale.language as T
 
 ROWS, DEPTH, THREADS = 64, 128, 128
-"""Outputs of a task of a product; elements of K in a step; threads of a block."""
+"""Outputs of a tile of a product; elements of K in a step; threads of a block."""
 
 SPAN, QUERIES, COLUMNS = 64, 64, 128
 """Keys of a task of attention, its rows of queries, padded; features of a task of elementwise phases."""
-
-SLAB = 64 << 10
-"""Bytes of activations that a block keeps, at most."""
-
-BLOCKS = 132
-"""Blocks of the launch: SMs of a device."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +28,7 @@ class Sizes:
         keys: cached tokens of each, the new one included.
         splits: parts of K of the four products.
         layers: decoder layers, one after the other.
+        blocks: of the launch: SMs of a device.
     """
 
     batch: int = 1
@@ -45,6 +41,7 @@ class Sizes:
     keys: int = 1024
     splits: tuple[int, int, int, int] = (8, 2, 4, 2)
     layers: int = 1
+    blocks: int = 132
 
     @property
     def rows(self) -> int:
@@ -69,7 +66,13 @@ class Sizes:
     def each(self, tasks: int, count: int = 0) -> int:
         """Items of `count`, or rows, of one task, such that `tasks` for each of these parts fit the blocks at once."""
         count = count or self.batch
-        return next(n for n in range(1, count + 1) if count % n == 0 and (n == count or tasks * count // n <= BLOCKS))
+        sizes = [n for n in range(1, count + 1) if count % n == 0]
+        return next((n for n in sizes if tasks * count // n <= self.blocks), count)
+
+    def tasks(self, outputs: int, splits: int) -> tuple[int, int]:
+        """The grid of a product."""
+        tiles = outputs // ROWS
+        return tiles // self.each(splits, tiles), splits
 
     @property
     def projected(self) -> int:
@@ -78,28 +81,29 @@ class Sizes:
 
 
 @T.macro
-def multiply(W: Any, X: Any, C: Any, sizes: Sizes, layer: Any, row: Any, part: Any, splits: int) -> None:
-    """C[part, :, row * ROWS ...] = X W^T over a part of K; the block keeps all of X for its next tasks where it can."""
-    steps, wide = int(X.shape[1]) // DEPTH // splits, 2 * sizes.rows * int(X.shape[1]) <= SLAB
-    kept, first = (splits * steps, 0) if wide else (steps, part * steps)
-    x = T.alloc((kept, sizes.rows, DEPTH), "bfloat16", level="l1")
-    for k, i, j in T.Parallel(kept, sizes.rows, DEPTH):
-        x[k, i, j] = T.if_then_else(i < sizes.batch, X[T.min(i, sizes.batch - 1), (first + k) * DEPTH + j], 0)
-    accumulate(W, x, C, sizes, layer, row, part, steps, part * steps - first)
+def multiply(W: Any, X: Any, C: Any, sizes: Sizes, layer: Any, task: Any, part: Any, splits: int) -> None:
+    """C[part] = X W^T over a part of K, for the outputs of a task."""
+    steps = int(X.shape[1]) // DEPTH // splits
+    x = T.alloc((steps, sizes.rows, DEPTH), "bfloat16", level="l1")
+    for k, i, j in T.Parallel(steps, sizes.rows, DEPTH):
+        x[k, i, j] = T.if_then_else(i < sizes.batch, X[T.min(i, sizes.batch - 1), (part * steps + k) * DEPTH + j], 0)
+    accumulate(W, x, C, sizes, layer, task, part, splits)
 
 
 @T.macro
-def accumulate(W: Any, x: Any, C: Any, sizes: Sizes, layer: Any, row: Any, part: Any, steps: int, begin: Any) -> None:
-    """The same with tiles of X from `begin` on."""
+def accumulate(W: Any, x: Any, C: Any, sizes: Sizes, layer: Any, task: Any, part: Any, splits: int) -> None:
+    """The same with tiles of this part of X."""
+    steps, tiles = int(x.shape[0]), sizes.each(splits, int(W.shape[1]) // ROWS)
     w = T.alloc((ROWS, DEPTH), "bfloat16", level="l1")
     c = T.alloc((ROWS, sizes.rows), "float32", level="l0")
-    T.clear(c)
-    for k in T.Pipelined(steps, num_stages=4):
-        T.copy(W[layer, row * ROWS, (part * steps + k) * DEPTH], w)
-        T.gemm(w, x[begin + k, :, :], c, transpose_B=True)
-    for i, j in T.Parallel(ROWS, sizes.rows):
-        if j < sizes.batch:
-            C[part, j, row * ROWS + i] = c[i, j]
+    for tile in T.serial(tiles):
+        T.clear(c)
+        for k in T.Pipelined(steps, num_stages=4):
+            T.copy(W[layer, (task * tiles + tile) * ROWS, (part * steps + k) * DEPTH], w)
+            T.gemm(w, x[k, :, :], c, transpose_B=True)
+        for i, j in T.Parallel(ROWS, sizes.rows):
+            if j < sizes.batch:
+                C[part, j, (task * tiles + tile) * ROWS + i] = c[i, j]
 
 
 @T.macro
@@ -143,10 +147,11 @@ def add_parts(C: Any, X: Any, total: Any, sizes: Sizes, row: Any, column: Any, r
     for part in T.unroll(parts):
         for i, j in T.Parallel(rows, COLUMNS):
             total[i, j] += C[part, row + i, column * COLUMNS + j]
-    T.copy(total, tile)
-    with T.Scale("device"):
-        T.allreduce(tile)
-    T.copy(tile, total)
+    if sizes.devices > 1:
+        T.copy(total, tile)
+        with T.Scale("device"):
+            T.allreduce(tile)
+        T.copy(tile, total)
 
 
 @T.macro
@@ -290,7 +295,7 @@ def combine(S: Any, L: Any, A: Any, sizes: Sizes, first: Any, heads: int, row: A
 
 
 @T.macro
-def project(W: Any, S: Any, L: Any, C: Any, sizes: Sizes, layer: Any, row: Any, part: Any, splits: int) -> None:
+def project(W: Any, S: Any, L: Any, C: Any, sizes: Sizes, layer: Any, task: Any, part: Any, splits: int) -> None:
     """`multiply` of the attention of one sequence over all keys, which each task combines for its part of K."""
     heads = sizes.heads // splits
     x = T.alloc((heads, sizes.rows, DEPTH), "bfloat16", level="l1")
@@ -300,7 +305,7 @@ def project(W: Any, S: Any, L: Any, C: Any, sizes: Sizes, layer: Any, row: Any, 
         x[k, i, j] = 0
     for k, j in T.Parallel(heads, DEPTH):
         x[k, 0, j] = o[k, j]
-    accumulate(W, x, C, sizes, layer, row, part, heads, 0)
+    accumulate(W, x, C, sizes, layer, task, part, splits)
 
 
 @T.macro
@@ -357,30 +362,30 @@ def decode_layer(sizes: Sizes) -> Any:
         with T.Kernel(device=s.devices, block=columns, threads=THREADS) as (column, rows):
             prepare(X, norm1, H, R, rows * high, column, high)
         for layer in T.serial(s.layers):
-            with T.Kernel(device=s.devices, block=(s.projected // ROWS, first), threads=THREADS) as (row, part):
-                multiply(Wqkv, H, QKV, s, layer, row, part, first)
+            with T.Kernel(device=s.devices, block=s.tasks(s.projected, first), threads=THREADS) as (task, part):
+                multiply(Wqkv, H, QKV, s, layer, task, part, first)
             with T.Kernel(device=s.devices, block=(s.spans, s.groups, s.batch), threads=THREADS) as (span, group, row):
                 attend(QKV, R, angles, at, K, V, S, L, s, layer, span, group, row)
             if s.batch > 1:
                 with T.Kernel(device=s.devices, block=(s.heads // several, s.batch), threads=THREADS) as (head, row):
                     combine(S, L, A, s, head * several, several, row)
-            with T.Kernel(device=s.devices, block=(s.hidden // ROWS, out), threads=THREADS) as (row, part):
+            with T.Kernel(device=s.devices, block=s.tasks(s.hidden, out), threads=THREADS) as (task, part):
                 if s.batch > 1:
-                    multiply(Wo, A, C, s, layer, row, part, out)
+                    multiply(Wo, A, C, s, layer, task, part, out)
                 else:
-                    project(Wo, S, L, C, s, layer, row, part, out)
+                    project(Wo, S, L, C, s, layer, task, part, out)
             with T.Kernel(device=s.devices, block=columns, threads=THREADS) as (column, rows):
                 with T.Scale("block"):
                     total = T.alloc((high, COLUMNS), "float32", level="l0")
                     add_parts(C, X, total, s, rows * high, column, high, out)
                     T.copy(total, P[rows * high, column * COLUMNS])
                     scaled(total, norm2, H, R, layer, rows * high, column, high)
-            with T.Kernel(device=s.devices, block=(2 * s.inner // ROWS, up), threads=THREADS) as (row, part):
-                multiply(Wup, H, G, s, layer, row, part, up)
+            with T.Kernel(device=s.devices, block=s.tasks(2 * s.inner, up), threads=THREADS) as (task, part):
+                multiply(Wup, H, G, s, layer, task, part, up)
             with T.Kernel(device=s.devices, block=gates, threads=THREADS) as (column, rows):
                 gate(G, R, M, s, rows * gated, column, gated)
-            with T.Kernel(device=s.devices, block=(s.hidden // ROWS, down), threads=THREADS) as (row, part):
-                multiply(Wdown, M, D, s, layer, row, part, down)
+            with T.Kernel(device=s.devices, block=s.tasks(s.hidden, down), threads=THREADS) as (task, part):
+                multiply(Wdown, M, D, s, layer, task, part, down)
             with T.Kernel(device=s.devices, block=columns, threads=THREADS) as (column, rows):
                 with T.Scale("block"):
                     result = T.alloc((high, COLUMNS), "float32", level="l0")

@@ -26,8 +26,8 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 EPS, THETA, BOUND = 1e-5, 500_000.0, 2.0**-4
 """Of norms; base of the rotation; largest error, relative to what the layer adds to the residual stream."""
 
-SPLITS = {1: (8, 2, 4, 2), 16: (8, 2, 4, 4)}
-"""Batch -> parts of K of the four products: such that activations of a part fit, and blocks have as much to do."""
+SPLITS = {1: (4, 4, 2, 4), 16: (4, 4, 2, 8)}
+"""Batch -> parts of K of the four products on one GPU."""
 
 BASELINE = "weights read once"
 SCHEDULES = {"one launch": "persistent", "in order": "sequential"}
@@ -35,8 +35,15 @@ SCHEDULES = {"one launch": "persistent", "in order": "sequential"}
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     """Sequences x cached tokens x features, in CUDA graphs; the baseline reads as many bytes as the weights have."""
-    for batch, layers in () if gpus == 1 else ((1, 1),) if quick else ((1, 1), (1, 4), (16, 1), (16, 4)):
-        yield Work(Sizes(batch, gpus, splits=SPLITS[batch], layers=layers)).heat()
+    for batch, layers in ((1, 1),) if quick else ((1, 1), (1, 4), (16, 1), (16, 4)):
+        yield Work(sizes_of(batch, gpus, layers)).heat()
+
+
+def sizes_of(batch: int, gpus: int, layers: int) -> Sizes:
+    """Llama 3 8B on these GPUs: a block has as many activations of the last product, however many there are."""
+    *splits, down = SPLITS[batch]
+    heads, groups, inner = (n // gpus for n in (32, 8, 14336))
+    return Sizes(batch, gpus, 4096, heads, groups, 128, inner, splits=(*splits, down // gpus), layers=layers)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 import tilescale
+from tests.persistent.conftest import FEW
 from tilescale.hda import Machine
 from tilescale.passes.persistent.rewrite import persistent
 
@@ -75,12 +76,12 @@ def reference(sizes: Sizes, ranks: list[dict[str, torch.Tensor]]) -> torch.Tenso
 
 
 @pytest.mark.parametrize(
-    ("batch", "keys", "layers", "fused"),
-    [(1, 128, 1, True), (6, 128, 2, False), (16, 1024, 1, False)],
-    ids=["one launch", "six sequences", "several tiles of keys"],
+    ("batch", "devices", "keys", "layers", "fused"),
+    [(1, 2, 128, 1, True), (6, 1, 128, 2, False), (16, 2, 1024, 1, False)],
+    ids=["one launch", "six sequences on one device", "several tiles of keys"],
 )
-def test_layers_are_the_reference(batch: int, keys: int, layers: int, fused: bool, small: Machine):
-    sizes = Sizes(batch, 2, 256, 2, 1, 128, 128, keys, (2, 2, 2, 1), layers)
+def test_layers_are_the_reference(batch: int, devices: int, keys: int, layers: int, fused: bool, small: Machine):
+    sizes = Sizes(batch, devices, 256, 2, 1, 128, 128, keys, (2, 2, 2, 1), layers, FEW)
     with tilescale.use_machine(small):
         func = decode_layer(sizes)
     program = persistent(func, small)[0] if fused else func
