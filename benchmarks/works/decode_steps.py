@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import trials
-from decode_program import Sizes, decode_layer
 from torch.distributed import _functional_collectives as functional
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 from trials import Case, checked
 
 import tilescale
 from tilescale import ops
+from tilescale.ops.decode_program import decode_layers
+from tilescale.ops.decode_sizes import LayerSizes
 from tilescale.tuning.race import Contender, Heat, Runner
 
 Tensors = dict[str, torch.Tensor]
@@ -25,9 +26,6 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 EPS, THETA, BOUND = 1e-5, 500_000.0, 2.0**-4
 """Of norms; base of the rotation; largest error, relative to what the layer adds to the residual stream."""
-
-SPLITS = {1: (4, 4, 2, 4), 16: (4, 4, 2, 8)}
-"""Batch -> parts of K of the four products on one GPU."""
 
 BASELINE = "weights read once"
 SCHEDULES = {"one launch": "persistent", "in order": "sequential"}
@@ -39,18 +37,17 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
         yield Work(sizes_of(batch, gpus, layers)).heat()
 
 
-def sizes_of(batch: int, gpus: int, layers: int) -> Sizes:
-    """Llama 3 8B on these GPUs: a block has as many activations of the last product, however many there are."""
-    *splits, down = SPLITS[batch]
+def sizes_of(batch: int, gpus: int, layers: int) -> LayerSizes:
+    """Those of Llama 3 8B on these GPUs."""
     heads, groups, inner = (n // gpus for n in (32, 8, 14336))
-    return Sizes(batch, gpus, 4096, heads, groups, 128, inner, splits=(*splits, down // gpus), layers=layers)
+    return LayerSizes(batch, gpus, heads=heads, groups=groups, inner=inner, layers=layers)
 
 
 @dataclass(frozen=True)
 class Work:
     """A decode step of layers."""
 
-    sizes: Sizes
+    sizes: LayerSizes
 
     def heat(self) -> Heat:
         """Everything races against the time of reading the weights."""
@@ -88,19 +85,19 @@ class Work:
 
     def kernel(self, schedule: str) -> tilescale.Kernel:
         """The program, built now."""
-        kernel = tilescale.compile(decode_layer(self.sizes), schedule=schedule, wait_s=trials.WAIT_S)
+        kernel = tilescale.compile(decode_layers(self.sizes), schedule=schedule, wait_s=trials.WAIT_S)
         kernel.prepare()
         return kernel
 
     def ours(self, schedule: str) -> Runner:
         """The program; its workspaces are poisoned before checked calls."""
-        s, kernel, known, args = self.sizes, self.kernel(schedule), tensors(self.sizes), []
+        kernel, known, args = self.kernel(schedule), tensors(self.sizes), []
         for parameter in kernel.program.parameters:
             shape, dtype = tuple(map(int, parameter.shape)), getattr(torch, str(parameter.buffer.dtype))
             args.append(torch.zeros(shape, dtype=dtype, device=trials.device()))
             if (given := known.get(parameter.buffer.name)) is not None:
-                args[-1][tuple(map(slice, given.shape))] = given
-        x = args[0][: s.batch]
+                args[-1].copy_(given)
+        x = args[0]
 
         def call() -> torch.Tensor:
             kernel(*args)
@@ -122,7 +119,7 @@ WORKSPACES = 11
 
 
 @functools.cache
-def tensors(sizes: Sizes) -> Tensors:
+def tensors(sizes: LayerSizes) -> Tensors:
     """Weights and caches of this rank, by the names of the program's parameters; norms and positions are everyone's."""
     s, device, rank = sizes, trials.device(), tilescale.init().rank
     mine, common = (torch.Generator(device).manual_seed(seed) for seed in (1 + rank, 0))
@@ -147,7 +144,7 @@ def tensors(sizes: Sizes) -> Tensors:
     }
 
 
-def step(sizes: Sizes, t: Tensors, x: torch.Tensor, product: Product) -> torch.Tensor:
+def step(sizes: LayerSizes, t: Tensors, x: torch.Tensor, product: Product) -> torch.Tensor:
     """The layers: the residual stream (sequences, features) behind them."""
     everywhere = {name: t[name] for name in ("at", "angles")}
     for layer in range(sizes.layers):
@@ -156,7 +153,7 @@ def step(sizes: Sizes, t: Tensors, x: torch.Tensor, product: Product) -> torch.T
     return x
 
 
-def layer_step(sizes: Sizes, t: Tensors, x: torch.Tensor, product: Product) -> torch.Tensor:
+def layer_step(sizes: LayerSizes, t: Tensors, x: torch.Tensor, product: Product) -> torch.Tensor:
     """One layer; its caches get the new keys and values."""
     s, kind = sizes, t["Wo"].dtype
     rows = torch.arange(s.batch, device=x.device)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The decoder layers of the benchmark, in order and as one launch: the results of a reference in PyTorch."""
-
-import sys
-from pathlib import Path
+"""Decoder layers in a decode step, in order and as one launch: the results of a reference in PyTorch."""
 
 import pytest
 import torch
@@ -11,13 +8,13 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 import tilescale
 from tests.persistent.conftest import FEW
 from tilescale.hda import Machine
+from tilescale.ops.decode_program import decode_layers
+from tilescale.ops.decode_sizes import LayerSizes
 from tilescale.passes.persistent.rewrite import persistent
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "works"))
-
-from decode_program import Sizes, decode_layer  # noqa: E402 - found through the path above
-
 EPS = 1e-5
+
+SMALL = {"hidden": 256, "heads": 2, "groups": 1, "inner": 128, "blocks": FEW}
 
 
 def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
@@ -26,10 +23,10 @@ def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def arguments(sizes: Sizes) -> list[dict[str, torch.Tensor]]:
+def arguments(sizes: LayerSizes) -> list[dict[str, torch.Tensor]]:
     """Tensors of each device by name, workspaces apart; what all devices have is the same."""
     s, common = sizes, torch.Generator().manual_seed(0)
-    n, values = s.rows, s.heads * s.width
+    n, values = s.batch, s.heads * s.width
     at = torch.randint(0, s.keys, (n,), generator=common, dtype=torch.int32)
     at[0] = s.keys - 1
     turns = at[:, None] * 1e4 ** (-torch.arange(0, s.width, 2) / s.width)
@@ -37,6 +34,7 @@ def arguments(sizes: Sizes) -> list[dict[str, torch.Tensor]]:
         "X": torch.randn(n, s.hidden, generator=common),
         "norm1": torch.rand(s.layers, s.hidden, generator=common) + 0.5,
         "norm2": torch.rand(s.layers, s.hidden, generator=common) + 0.5,
+        "heads": torch.rand(s.layers, 2, s.width, generator=common) + 0.5,
         "at": at,
         "angles": torch.stack([turns.cos(), turns.sin()]),
     }
@@ -53,18 +51,21 @@ def arguments(sizes: Sizes) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def reference(sizes: Sizes, ranks: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+def reference(sizes: LayerSizes, ranks: list[dict[str, torch.Tensor]]) -> torch.Tensor:
     """The residual stream behind the layers, in float32; caches are updated."""
     s, rows = sizes, torch.arange(sizes.batch)
-    x = ranks[0]["X"][: s.batch].clone()
-    at, angles = ranks[0]["at"][: s.batch], ranks[0]["angles"][:, : s.batch]
+    x, at, angles = (ranks[0][name] for name in ("X", "at", "angles"))
     for layer in range(s.layers):
         h = rms_norm(x, (s.hidden,), eps=EPS) * ranks[0]["norm1"][layer]
         for t in ranks:
             parts = (h @ t["Wqkv"][layer].float().T).view(s.batch, -1, s.width).split([s.heads, s.groups, s.groups], 1)
-            q, k = (rotated(part, angles) for part in parts[:2])
+            given = parts[:2]
+            if s.head_norms:
+                norms = zip(given, ranks[0]["heads"][layer], strict=True)
+                given = [rms_norm(part, (s.width,), weight, EPS) for part, weight in norms]
+            q, k = (rotated(part, angles) for part in given)
             t["K"][layer, rows, :, at], t["V"][layer, rows, :, at] = k.bfloat16(), parts[2].bfloat16()
-            keys, cached = t["K"][layer, : s.batch].float(), t["V"][layer, : s.batch].float()
+            keys, cached = t["K"][layer].float(), t["V"][layer].float()
             mask = (torch.arange(s.keys) <= at[:, None])[:, None, None]
             o = scaled_dot_product_attention(q[:, :, None], keys, cached, attn_mask=mask, enable_gqa=True)
             x = x + o.reshape(s.batch, -1) @ t["Wo"][layer].float().T
@@ -76,14 +77,17 @@ def reference(sizes: Sizes, ranks: list[dict[str, torch.Tensor]]) -> torch.Tenso
 
 
 @pytest.mark.parametrize(
-    ("batch", "devices", "keys", "layers", "fused"),
-    [(1, 2, 128, 1, True), (6, 1, 128, 2, False), (16, 2, 1024, 1, False)],
+    ("sizes", "fused"),
+    [
+        (LayerSizes(1, 2, keys=128, **SMALL), True),
+        (LayerSizes(6, 1, keys=128, layers=2, head_norms=True, **SMALL), False),
+        (LayerSizes(16, 2, keys=1024, **SMALL), False),
+    ],
     ids=["one launch", "six sequences on one device", "several tiles of keys"],
 )
-def test_layers_are_the_reference(batch: int, devices: int, keys: int, layers: int, fused: bool, small: Machine):
-    sizes = Sizes(batch, devices, 256, 2, 1, 128, 128, keys, (2, 2, 2, 1), layers, FEW)
+def test_layers_are_the_reference(sizes: LayerSizes, fused: bool, small: Machine):
     with tilescale.use_machine(small):
-        func = decode_layer(sizes)
+        func = decode_layers(sizes)
     program = persistent(func, small)[0] if fused else func
     given, want = arguments(sizes), arguments(sizes)
     args = [
@@ -96,9 +100,9 @@ def test_layers_are_the_reference(batch: int, devices: int, keys: int, layers: i
     ]
     tilescale.emulate(program, args, machine=small, time=False, check="none")
     x = reference(sizes, want)
-    added = (x - want[0]["X"][:batch]).pow(2).mean().sqrt()
+    added = (x - want[0]["X"]).pow(2).mean().sqrt()
     for rank, tensors in enumerate(args):
-        assert (tensors[0][:batch] - x).abs().max() < 2**-4 * added
+        assert (tensors[0] - x).abs().max() < 2**-4 * added
         for name in "KV":
-            error = (given[rank][name][:, :batch].float() - want[rank][name][:, :batch].float()).abs().max()
+            error = (given[rank][name].float() - want[rank][name].float()).abs().max()
             assert error < 0.1

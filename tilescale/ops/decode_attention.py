@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: MIT
+"""Attention of new tokens to cached keys and to themselves, as tasks of a decode step.
+
+A task takes some keys of a group of heads of a sequence; what it finds is combined with that of the other keys later.
+"""
+
+from typing import Any
+
+import tilescale.language as T
+from tilescale.ops.decode_sizes import COLUMNS, QUERIES, SPAN, LayerSizes
+
+
+@T.macro
+def factor(squares: Any, scale: Any, sizes: LayerSizes, row: Any, rows: int) -> None:
+    """The factors of the norms of some rows."""
+    T.clear(scale)
+    for column in T.unroll(sizes.hidden // COLUMNS):
+        for i in T.Parallel(rows):
+            scale[i] += squares[column, row + i]
+    for i in T.Parallel(rows):
+        scale[i] = T.rsqrt(scale[i] / sizes.hidden + sizes.epsilon)
+
+
+@T.macro
+def normalize(fresh: Any, weights: Any, sizes: LayerSizes, layer: Any) -> None:
+    """Queries and the key behind them, each normalized; the value stays."""
+    each, width = sizes.heads // sizes.groups, sizes.width
+    square = T.alloc((each + 2, width), "float32", level="l0")
+    total = T.alloc((each + 2,), "float32", level="l0")
+    for i, j in T.Parallel(each + 2, width):
+        square[i, j] = fresh[i, j] * fresh[i, j]
+    T.reduce_sum(square, total, dim=1)
+    for i in T.Parallel(each + 2):
+        total[i] = T.rsqrt(total[i] / width + sizes.epsilon)
+    for i, j in T.Parallel(each + 2, width):
+        weight = T.if_then_else(i < each, weights[layer, 0, j], weights[layer, 1, j])
+        fresh[i, j] *= T.if_then_else(i <= each, total[i] * weight, 1)
+
+
+@T.macro
+def rotate(
+    QKV: Any, squares: Any, heads: Any, angles: Any, q: Any, given: Any, turned: Any, sizes: LayerSizes,
+    layer: Any, group: Any, row: Any,
+) -> None:  # fmt: skip
+    """A group's queries, key and value as projected, the first two also rotated; the queries once more as a tile."""
+    s, half, each = sizes, sizes.width // 2, sizes.heads // sizes.groups
+    fresh = T.alloc((each + 2, s.width), "float32", level="l0")
+    scale = T.alloc((1,), "float32", level="l0")
+    factor(squares, scale, s, row, 1)
+    T.clear(fresh)
+    for split in T.unroll(int(QKV.shape[0])):
+        for i, j in T.Parallel(each + 2, s.width):
+            head = T.if_then_else(i < each, group * each + i, s.heads + (i - each) * s.groups + group)
+            fresh[i, j] += QKV[split, row, head * s.width + j]
+    for i, j in T.Parallel(each + 2, s.width):
+        fresh[i, j] *= scale[0]
+    if s.head_norms:
+        normalize(fresh, heads, s, layer)
+    T.copy(fresh, given)
+    for i, j in T.Parallel(each + 1, half):
+        turned[i, j] = given[i, j] * angles[0, row, j] - given[i, half + j] * angles[1, row, j]
+        turned[i, half + j] = given[i, half + j] * angles[0, row, j] + given[i, j] * angles[1, row, j]
+    for i, j in T.Parallel(QUERIES, s.width):
+        q[i, j] = T.if_then_else(i < each, turned[T.min(i, each - 1), j], 0)
+
+
+@T.macro
+def attend_to_itself(
+    at: Any, K: Any, V: Any, S: Any, L: Any, given: Any, turned: Any, sizes: LayerSizes,
+    layer: Any, group: Any, row: Any,
+) -> None:  # fmt: skip
+    """The part of a new token in its attention; its key and value are cached."""
+    s, each = sizes, sizes.heads // sizes.groups
+    product = T.alloc((each, s.width), "float32", level="l0")
+    own = T.alloc((each,), "float32", level="l0")
+    for i, j in T.Parallel(each, s.width):
+        product[i, j] = turned[i, j] * turned[each, j]
+        S[s.spans, row, group * each + i, j] = given[each + 1, j]
+    T.reduce_sum(product, own, dim=1)
+    for i in T.Parallel(each):
+        L[s.spans, row, group * each + i, 0] = own[i] * s.scale
+        L[s.spans, row, group * each + i, 1] = 1
+    for j in T.Parallel(s.width):
+        K[layer, row, group, at[row], j] = turned[each, j]
+        V[layer, row, group, at[row], j] = given[each + 1, j]
+
+
+@T.macro
+def attend(
+    QKV: Any, squares: Any, heads: Any, angles: Any, at: Any, K: Any, V: Any, S: Any, L: Any, sizes: LayerSizes,
+    layer: Any, span: Any, group: Any, row: Any,
+) -> None:  # fmt: skip
+    """A group's attention over some of its cached keys: not normalized, with the maximum and the sum of each head.
+
+    The task rotates the group's queries. That of the new token caches its key and value, and its attention to itself is
+    one more part.
+    """
+    s, each, tiles = sizes, sizes.heads // sizes.groups, sizes.tiles
+    q = T.alloc((QUERIES, s.width), "bfloat16", level="l1")
+    k = T.alloc((SPAN, s.width), "bfloat16", level="l1")
+    v = T.alloc((SPAN, s.width), "bfloat16", level="l1")
+    given = T.alloc((each + 2, s.width), "float32", level="l1")
+    turned = T.alloc((each + 1, s.width), "float32", level="l1")
+    found = T.alloc((each, s.width), "float32", level="l1")
+    score = T.alloc((QUERIES, SPAN), "float32", level="l0")
+    weight = T.alloc((QUERIES, SPAN), "bfloat16", level="l0")
+    o = T.alloc((QUERIES, s.width), "float32", level="l0")
+    peak = T.alloc((QUERIES,), "float32", level="l0")
+    most = T.alloc((QUERIES,), "float32", level="l0")
+    before = T.alloc((QUERIES,), "float32", level="l0")
+    part = T.alloc((QUERIES,), "float32", level="l0")
+    total = T.alloc((QUERIES,), "float32", level="l0")
+    first = span * tiles * SPAN
+    if tiles == 1:
+        T.copy(K[layer, row, group, first : first + SPAN, :], k)
+        T.copy(V[layer, row, group, first : first + SPAN, :], v)
+    rotate(QKV, squares, heads, angles, q, given, turned, s, layer, group, row)
+    T.fill(most, -1e30)
+    T.clear(total)
+    T.clear(o)
+    for tile in T.Pipelined(tiles, num_stages=2) if tiles > 1 else T.serial(1):
+        if tiles > 1:
+            T.copy(K[layer, row, group, first + tile * SPAN : first + (tile + 1) * SPAN, :], k)
+            T.copy(V[layer, row, group, first + tile * SPAN : first + (tile + 1) * SPAN, :], v)
+        T.clear(score)
+        T.gemm(q, k, score, transpose_B=True)
+        for i, j in T.Parallel(QUERIES, SPAN):
+            score[i, j] = T.if_then_else(first + tile * SPAN + j < at[row], score[i, j] * s.scale, -1e30)
+        T.reduce_max(score, peak, dim=1)
+        for i in T.Parallel(QUERIES):
+            before[i] = most[i]
+            most[i] = T.max(most[i], peak[i])
+        for i, j in T.Parallel(QUERIES, SPAN):
+            score[i, j] = T.exp2(score[i, j] - most[i])
+        T.reduce_sum(score, part, dim=1)
+        for i in T.Parallel(QUERIES):
+            total[i] = total[i] * T.exp2(before[i] - most[i]) + part[i]
+        T.copy(score, weight)
+        for i, j in T.Parallel(QUERIES, s.width):
+            o[i, j] *= T.exp2(before[i] - most[i])
+        T.gemm(weight, v, o)
+    for i, j in T.Parallel(QUERIES, s.width):
+        if i < each:
+            found[i, j] = o[i, j]
+    for i in T.Parallel(QUERIES):
+        if i < each:
+            L[span, row, group * each + i, 0] = most[i]
+            L[span, row, group * each + i, 1] = total[i]
+    for i, j in T.Parallel(each, s.width):
+        S[span, row, group * each + i, j] = found[i, j]
+    if at[row] // (tiles * SPAN) == span:
+        attend_to_itself(at, K, V, S, L, given, turned, s, layer, group, row)
+
+
+@T.macro
+def combined(S: Any, L: Any, o: Any, sizes: LayerSizes, first: Any, heads: int, row: Any) -> None:
+    """Some heads' attention over all keys, (heads, width)."""
+    s = sizes
+    most = T.alloc((heads,), "float32", level="l0")
+    total = T.alloc((heads,), "float32", level="l0")
+    T.fill(most, -1e30)
+    T.clear(total)
+    T.clear(o)
+    for span in T.unroll(s.spans + 1):
+        for i in T.Parallel(heads):
+            most[i] = T.max(most[i], L[span, row, first + i, 0])
+    for span in T.unroll(s.spans + 1):
+        for i in T.Parallel(heads):
+            total[i] += T.exp2(L[span, row, first + i, 0] - most[i]) * L[span, row, first + i, 1]
+        for i, j in T.Parallel(heads, s.width):
+            o[i, j] += T.exp2(L[span, row, first + i, 0] - most[i]) * S[span, row, first + i, j]
+    for i, j in T.Parallel(heads, s.width):
+        o[i, j] = o[i, j] / total[i]
+
+
+@T.macro
+def combine(S: Any, L: Any, A: Any, sizes: LayerSizes, first: Any, heads: int, row: Any) -> None:
+    """Some heads' attention over all keys."""
+    o = T.alloc((heads, sizes.width), "float32", level="l0")
+    combined(S, L, o, sizes, first, heads, row)
+    for i, j in T.Parallel(heads, sizes.width):
+        A[row, (first + i) * sizes.width + j] = o[i, j]
