@@ -139,14 +139,14 @@ def tensors(sizes: LayerSizes) -> Tensors:
     return found | {
         "K": random(*cache),
         "V": random(*cache),
-        "at": at,
+        "lengths": at,
         "angles": torch.stack([turns.cos(), turns.sin()]),
     }
 
 
 def step(sizes: LayerSizes, t: Tensors, x: torch.Tensor, product: Product) -> torch.Tensor:
     """The layers: the residual stream (sequences, features) behind them."""
-    everywhere = {name: t[name] for name in ("at", "angles")}
+    everywhere = {name: t[name] for name in ("lengths", "angles")}
     for layer in range(sizes.layers):
         own = {name: values[layer] for name, values in t.items() if name not in everywhere}
         x = layer_step(sizes, own | everywhere, x, product)
@@ -160,7 +160,7 @@ def layer_step(sizes: LayerSizes, t: Tensors, x: torch.Tensor, product: Product)
     h = (rms_norm(x, (s.hidden,), eps=EPS) * t["norm1"]).to(kind)
     parts = linear(h, t["Wqkv"]).view(s.batch, -1, s.width).split([s.heads, s.groups, s.groups], 1)
     q, k = (rotated(part, *t["angles"]).to(kind) for part in parts[:2])
-    t["K"][rows, :, t["at"]], t["V"][rows, :, t["at"]] = k, parts[2]
+    t["K"][rows, :, t["lengths"]], t["V"][rows, :, t["lengths"]] = k, parts[2]
     o = scaled_dot_product_attention(q[:, :, None], t["K"], t["V"], enable_gqa=True).reshape(s.batch, -1)
     x = x + product(o, t["Wo"])
     h = (rms_norm(x, (s.hidden,), eps=EPS) * t["norm2"]).to(kind)

@@ -35,7 +35,7 @@ def arguments(sizes: LayerSizes) -> list[dict[str, torch.Tensor]]:
         "norm1": torch.rand(s.layers, s.hidden, generator=common) + 0.5,
         "norm2": torch.rand(s.layers, s.hidden, generator=common) + 0.5,
         "heads": torch.rand(s.layers, 2, s.width, generator=common) + 0.5,
-        "at": at,
+        "lengths": at,
         "angles": torch.stack([turns.cos(), turns.sin()]),
     }
     shapes = {"Wqkv": (s.projected, s.hidden), "Wo": (s.hidden, values)}
@@ -54,7 +54,7 @@ def arguments(sizes: LayerSizes) -> list[dict[str, torch.Tensor]]:
 def reference(sizes: LayerSizes, ranks: list[dict[str, torch.Tensor]]) -> torch.Tensor:
     """The residual stream behind the layers, in float32; caches are updated."""
     s, rows = sizes, torch.arange(sizes.batch)
-    x, at, angles = (ranks[0][name] for name in ("X", "at", "angles"))
+    x, at, angles = (ranks[0][name] for name in ("X", "lengths", "angles"))
     for layer in range(s.layers):
         h = rms_norm(x, (s.hidden,), eps=EPS) * ranks[0]["norm1"][layer]
         for t in ranks:

@@ -10,6 +10,7 @@ send_recv.py halo_exchange.py       messages between ranks, any number at once
 all_gather_v.py all_to_all_v.py     collectives of unequal parts
 float8_wire.py float8_lines.py      collectives that send numbers as float8, by one kernel and over any network
 all_reduce_rms_norm.py all_reduce_rms_norm_float8.py all_reduce_layer_norm.py    the end of a transformer block
+decode_step.py decode_program.py decode_attention.py decode_sizes.py    a model's decode step as one launch
 decode.py sequence_attention.py attention_backward.py    attention over several ranks; key_cache.py: of decode
 moe_layer.py moe_choice.py expert_programs.py    mixture of experts: the layer, its router, its programs
 moe_gradient.py                     its backward
@@ -53,6 +54,7 @@ from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.all_to_all_v import all_to_all_v
 from tilescale.ops.broadcast import broadcast
 from tilescale.ops.decode import flash_decode, mla_decode
+from tilescale.ops.decode_step import DecodeStep
 from tilescale.ops.expert_parallel import ParallelExperts, parallelize_experts
 from tilescale.ops.float8 import Float8
 from tilescale.ops.gather import gather
@@ -83,6 +85,7 @@ from tilescale.ops.workspace import Workspace, workspace
 
 __all__ = [
     "ColumnParallelLinear",
+    "DecodeStep",
     "Float8",
     "ParallelExperts",
     "ParallelLinear",

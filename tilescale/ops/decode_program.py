@@ -110,7 +110,7 @@ def gate(G: Any, squares: Any, M: Any, sizes: LayerSizes, row: Any, column: Any,
 
 
 def decode_layers(sizes: LayerSizes) -> Any:
-    """The program. X is the residual stream before and after; the last tensors, from H on, are workspaces."""
+    """The program. X is the residual stream before and after, `lengths` counts cached tokens; from H on: workspaces."""
     s, n, values = sizes, sizes.batch, sizes.heads * sizes.width
     high, gated, several = s.each(s.hidden // COLUMNS), s.each(s.inner // COLUMNS), s.each(s.batch, s.heads)
     columns, gates = (s.hidden // COLUMNS, n // high), (s.inner // COLUMNS, n // gated)
@@ -132,7 +132,7 @@ def decode_layers(sizes: LayerSizes) -> Any:
         Wup: T.Tensor((s.layers, 2 * s.inner, s.hidden), "bfloat16"),
         Wdown: T.Tensor((s.layers, s.hidden, s.inner), "bfloat16"),
         angles: T.Tensor((2, n, s.width // 2), "float32"),
-        at: T.Tensor((n,), "int32"),
+        lengths: T.Tensor((n,), "int32"),
         K: T.Tensor((s.layers, n, s.groups, s.keys, s.width), "bfloat16"),
         V: T.Tensor((s.layers, n, s.groups, s.keys, s.width), "bfloat16"),
         H: T.Tensor((n, s.hidden), "bfloat16"),
@@ -153,7 +153,7 @@ def decode_layers(sizes: LayerSizes) -> Any:
             with T.Kernel(device=s.devices, block=tasks(s.projected, into), threads=THREADS) as (task, part):
                 multiply(Wqkv, H, QKV, s, layer, task, part)
             with T.Kernel(device=s.devices, block=(s.spans, s.groups, n), threads=THREADS) as (span, group, row):
-                attend(QKV, R, heads, angles, at, K, V, S, L, s, layer, span, group, row)
+                attend(QKV, R, heads, angles, lengths, K, V, S, L, s, layer, span, group, row)
             if s.combines_early:
                 with T.Kernel(device=s.devices, block=(s.heads // several, n), threads=THREADS) as (head, row):
                     combine(S, L, A, s, head * several, several, row)

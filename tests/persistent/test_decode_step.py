@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""A decode step of models of transformers as one launch: the logits of the model, token after token."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+from tilescale import ops
+from tilescale.errors import ArgumentError
+from tilescale.hda import Machine
+from tilescale.settings import settings
+
+transformers = pytest.importorskip("transformers")
+
+KINDS = {"llama": ("LlamaConfig", "LlamaForCausalLM"), "qwen3": ("Qwen3Config", "Qwen3ForCausalLM")}
+SIZES = {"hidden_size": 256, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+SIZES |= {"head_dim": 128, "num_hidden_layers": 2, "vocab_size": 48, "initializer_range": 0.1}
+
+
+def model_of(kind: str, **changes: Any) -> Any:
+    config, model = (getattr(transformers, name) for name in KINDS[kind])
+    torch.manual_seed(0)
+    made = model(config(**(SIZES | changes))).bfloat16().eval()
+    for name, parameter in made.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return made
+
+
+@pytest.fixture
+def few_blocks(small: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A job of one rank on such a machine, without GPUs."""
+    monkeypatch.setenv("TILESCALE_EMULATE", "1")
+    monkeypatch.setenv("TILESCALE_CHECK", "none")
+    settings.cache_clear()
+    with tilescale.use_machine(small):
+        yield
+    settings.cache_clear()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_the_models(kind: str, few_blocks: None):
+    """They are as close to those of the model in float32 as the model's own in bfloat16."""
+    model = model_of(kind)
+    exact = model_of(kind).float()
+    tokens = torch.randint(0, 48, (2, 8), generator=torch.Generator().manual_seed(1))
+    made, wide = (m(tokens[:, :5], use_cache=True).past_key_values for m in (model, exact))
+    step = ops.DecodeStep(model, 2, 64)
+    step.load(made)
+    for place in range(5, 8):
+        given = tokens[:, place : place + 1]
+        found = step(given[:, 0])
+        low, want = (m(given, past_key_values=c).logits[:, 0] for m, c in ((model, made), (exact, wide)))
+        assert (found - want).norm() < 1.2 * (low - want).norm()
+    assert step.lengths.tolist() == [8, 8]
+
+
+@torch.no_grad()
+def test_weights_of_the_model_are_those_of_the_launch(few_blocks: None):
+    """A model needs no second copy of them, and prefills as before."""
+    model, same = model_of("llama"), model_of("llama")
+    step = ops.DecodeStep(model, 1, 64)
+    tokens = torch.arange(6)[None]
+    assert model(tokens).logits.equal(same(tokens).logits)
+    model.model.layers[1].mlp.up_proj.weight.zero_()
+    assert not step.Wup[1, 128:].any() and step.Wup[1, :128].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "batch", "keys", "message"),
+    [
+        ({}, 17, 64, "batch is 17"),
+        ({}, 1, 100, "keys is 100"),
+        ({"hidden_size": 192}, 1, 64, "hidden_size is 192"),
+        ({"head_dim": 32}, 1, 64, "heads have 32 features"),
+        ({"attention_bias": True}, 1, 64, "the model has attention_bias"),
+        ({"hidden_act": "gelu"}, 1, 64, "hidden_act is 'gelu'"),
+    ],
+)
+def test_unsupported_models_are_named(changes: dict[str, Any], batch: int, keys: int, message: str):
+    with pytest.raises(ArgumentError, match=message):
+        ops.DecodeStep(model_of("llama", **changes), batch, keys)
+
+
+def test_a_full_cache_is_an_error(few_blocks: None):
+    step = ops.DecodeStep(model_of("llama"), 1, 64)
+    step.longest = 64
+    with pytest.raises(ArgumentError, match="behind 64 cached ones"):
+        step(torch.zeros(1, dtype=torch.int64))
