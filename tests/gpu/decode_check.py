@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Models of transformers decode by one launch: `torchrun --nproc-per-node N tests/gpu/decode_check.py [names]`.
 
-Small models that have learned random texts go on from their first tokens, by `ops.DecodeStep` in a CUDA graph and by the
-model itself: both generate the same 256 tokens. Prints PASS or FAIL for each model and rank.
+Small models that have learned random texts go on from their first tokens, by `ops.DecodeStep` in a CUDA graph and by
+the model itself: both generate the same 256 tokens. Prints PASS or FAIL for each model and rank.
 """
 
 import importlib.util
