@@ -94,6 +94,9 @@ class DecodeStep(nn.Module):
         Args:
             cache: with `layers`, each with `keys` and `values` (batch, key heads, tokens, features).
             lengths: tokens of each sequence that count, from the first one on; None for all.
+
+        Raises:
+            ArgumentError: other sequences, or too many tokens.
         """
         taken = 0
         for number, layer in enumerate(cache.layers):
