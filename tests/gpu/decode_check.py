@@ -53,7 +53,7 @@ class Check:
             raise AssertionError(f"{len(wrong)} of {found.numel()} tokens differ, first {wrong[0].tolist()}")
 
     def model(self, texts: torch.Tensor) -> Any:
-        """A small model that continues these texts; all ranks have that of the first one."""
+        """A small model that continues these texts, with the same parameters on all ranks."""
         import transformers
 
         config, kind = (getattr(transformers, name) for name in KINDS[self.kind])

@@ -22,7 +22,7 @@ class LayerSizes:
 
     Attributes:
         batch: sequences.
-        keys: tokens that the cache of each has room for, the new one included.
+        keys: capacity of the cache of each, in tokens.
         layers: decoder layers, one after the other.
         epsilon: of the norms.
         head_norms: whether queries and keys are normalized, as in Qwen3.
