@@ -75,7 +75,7 @@ class Check:
 
     @torch.no_grad()
     def decoded(self, model: Any, prompt: torch.Tensor) -> torch.Tensor:
-        """What the model generates by one launch a token, replayed from a graph from the third one on."""
+        """Tokens that the model generates, by one launch for each, from the third one on replayed from a graph."""
         step = ops.DecodeStep(model, self.batch, KEYS)
         made = model(prompt, use_cache=True)
         step.load(made.past_key_values)
