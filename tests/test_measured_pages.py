@@ -12,6 +12,7 @@ from tests.page_tables import compare_tables
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = {
     "../README": {"operators": tables.first_screen},
+    "index": {"operators": tables.first_screen},
     "how-fast": {"operators": tables.operators},
     "operators/experts": {"experts": tables.experts, "float8 experts": tables.float8_experts},
     "notes/measured-races": {"races": tables.races},

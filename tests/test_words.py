@@ -69,6 +69,11 @@ def test_texts_of_a_module():
     assert words.prose(Path("m.py"), source) == ['"Two lines.', "#one two three ``", "#four"]
 
 
+def test_templates_of_programs_are_read():
+    program = words.ROOT / "tilescale" / "cli" / "templates" / "program.py.txt"
+    assert program in words.files("tilescale") and words.prose(program, program.read_text(encoding="utf-8"))
+
+
 def test_texts_of_a_header():
     source = '// one\n// two\n#include "//no"\n/* three\n * four */\n'
     assert words.prose(Path("m.cuh"), source) == ["#one two", "#three four"]

@@ -133,7 +133,7 @@ TREES = {
 }
 """Tree -> its files; a file is of the first tree that has it."""
 
-SUFFIXES = {".py", ".md", ".ipynb", ".cuh", ".h", ".yaml", ".sh"}
+SUFFIXES = {".py", ".txt", ".md", ".ipynb", ".cuh", ".h", ".yaml", ".sh"}
 
 STRING_OR_COMMENT = re.compile(
     r'[rbfuRBFU]{0,2}(?:"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')'
@@ -179,7 +179,7 @@ def paragraphs(page: str) -> Iterator[str]:
 
 def prose(path: Path, source: str) -> list[str]:
     """The texts of a file that people read, with ` `` ` in place of code."""
-    if path.suffix == ".py":
+    if path.name.endswith((".py", ".py.txt")):
         texts = [*docstrings(source), *comments(source, STRING_OR_COMMENT, "#")]
     elif path.suffix in {".cuh", ".h"}:
         texts = list(comments(source, C_COMMENT, "/"))
@@ -225,7 +225,6 @@ def long_sentences(texts: list[str]) -> list[str]:
 
 
 def headings(texts: list[str]) -> Iterator[str]:
-    """Headings of a page."""
     yield from (text.lstrip("# ") for text in texts if text.startswith("#"))
 
 
