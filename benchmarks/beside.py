@@ -44,7 +44,6 @@ WORST = 5
 
 
 def simulated(program: Any, machine: Machine) -> float:
-    """Simulated time in microseconds."""
     return tilescale.emulate(program, machine=machine, data=False, progress=False).time_us
 
 
@@ -101,7 +100,6 @@ def mean_error(made: list[Row]) -> float:
 @click.option("--machine", default=None, help="Name or file of the description.  [default: this computer's]")
 @click.option("--limit", default=600.0, show_default=True, help="Seconds after which no further one is simulated.")
 def main(folder: Path, machine: str | None, limit: float) -> None:
-    """Simulate, write, show."""
     described = Machine.load(machine) if machine else tilescale.current_machine()
     console, begin, made = Console(), time.monotonic(), list[Row]()
     every = list(predictions(folder, described))

@@ -52,7 +52,6 @@ def main(
     only: str, contender: str, modes: str, largest: int, grid: int | None, calibrated: bool, algorithms: bool,
     windows: bool, resume: bool, **given: object,
 ) -> None:  # fmt: skip
-    """Race, write."""
     world = tilescale.init()
     if not torch.cuda.is_available() or world.size == 1:
         raise click.UsageError("times need several GPUs; start it with torchrun --nproc-per-node")

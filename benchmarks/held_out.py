@@ -293,7 +293,6 @@ def text_of(results: dict[str, Any]) -> str:
 
 @click.command(help=__doc__.split("\n\n")[0])
 def main() -> None:
-    """Estimate, write, draw, show."""
     results = held_out()
     RESULTS.write_text(text_of(results), encoding="utf-8")
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")

@@ -107,7 +107,6 @@ def compile_kernels(group: list[list[Shape]]) -> None:
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS, help="Folder of the results.")
 @click.option("--limit", default=40.0, show_default=True, help="Seconds that a step may take before the run ends.")
 def main(seed: int, weights: int, seconds: float, rounds: int, out: Path, limit: float) -> None:
-    """Draw, compile, race, write."""
     begin, world = time.monotonic(), tilescale.init()
     if not torch.cuda.is_available() or world.size == 1:
         raise click.UsageError("times need several GPUs; start it with torchrun --nproc-per-node")

@@ -240,7 +240,6 @@ def _dress(axes: Axes) -> None:
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--draw-only", is_flag=True, help="Draw and write the page from what was simulated before.")
 def main(draw_only: bool) -> None:
-    """Simulate, write, draw."""
     if not draw_only:
         groups = [compare(group) for group in json.loads(REFERENCE.read_text())["groups"]]
         results = {"groups": groups, "rows": simulate()}

@@ -33,7 +33,6 @@ from tilescale.tuning.race import Heat  # noqa: E402
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
-    """Return all works."""
     for part in (exchanges, long_sequences, scaled, fused, layers, training):
         yield from part.heats(quick, gpus)
 

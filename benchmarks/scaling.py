@@ -144,7 +144,6 @@ def _time(us: float) -> str:
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--draw-only", is_flag=True, help="Draw what was simulated before.")
 def main(draw_only: bool) -> None:
-    """Simulate, write, draw."""
     if not draw_only:
         RESULTS.write_text(json.dumps({"rows": simulate()}, indent=None).replace("}, {", "},\n {") + "\n")
     rows = json.loads(RESULTS.read_text())["rows"]

@@ -52,7 +52,6 @@ class Steps:
             self.say(f"[{time.monotonic() - self.begin:6.1f} s] {title}: {contender}: {what}")
 
     def end(self) -> None:
-        """End the last step."""
         faulthandler.cancel_dump_traceback_later()
         self._note(None)
 

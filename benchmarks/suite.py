@@ -151,7 +151,6 @@ def command(suite: Suite, text: str) -> click.Command:
 def _run(
     suite: Suite, compile_only: bool, serve: bool, no_beforehand: bool, resume: bool, out: Path | None, **given: object
 ) -> None:
-    """Compile, race, write."""
     choice, world = Choice(suite, out=out or suite.script.parent / "results", **given), tilescale.init()
     if not torch.cuda.is_available():
         raise click.UsageError("times need GPUs; without them `tilescale.emulate` shows that programs are right")

@@ -36,7 +36,6 @@ SHAPES = {
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
-    """Return all shapes."""
     if gpus == 1 or quick:
         return
     for name, shapes in SHAPES.items():

@@ -63,7 +63,6 @@ class Again:
     _of_test: int = 0
 
     def begin(self, test: pytest.Item) -> None:
-        """A test begins."""
         self.test, self._of_test = test, 0
 
     def emulate(self, func: Any, args: Sequence[Any] | None = None, **options: Any) -> Any:

@@ -29,7 +29,6 @@ OLDER |= {"rmaracebench", "white_paper_1", "white_paper_2"}
 
 
 def result_files() -> list[Path]:
-    """Results of races."""
     every = sorted((FOLDER / "results").glob("*.json"))
     others = {*OLDER, "upstream_examples", "first_call"}  # examples, and parts of one step
     return [path for path in every if path.stem not in others and "_check" not in path.stem]

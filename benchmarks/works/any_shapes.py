@@ -222,11 +222,9 @@ class Gathered(Work):
         return multiplied(whole, b, *((_gathered(scales[0]), scales[1]) if scales else ()))
 
     def ours(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
-        """One operator."""
         return tilescale.ops.all_gather_matmul(a, b.t(), scales=scales or None)
 
     def symm_mem(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
-        """One operator."""
         made, group = torch.ops.symm_mem, overlap.fused_group()
         if not scales:
             return made.fused_all_gather_matmul(a, [b.t()], 0, group)[1][0]
@@ -239,7 +237,6 @@ class Summed(Work):
 
     @property
     def rows(self) -> int:
-        """All rows."""
         return self.shape.m
 
     def reference(self, seed: int, given: Sequence[torch.Tensor]) -> trials.Case:
@@ -261,7 +258,6 @@ class Summed(Work):
         return c
 
     def ours(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
-        """One operator."""
         return tilescale.ops.matmul_all_reduce(a, b.t(), scales=scales or None)
 
     def symm_mem(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
@@ -275,7 +271,6 @@ class Scattered(Summed):
     """GEMM with a reduce-scatter: the inner dimension is split over the GPUs, each ends with rows of C."""
 
     def own(self, *whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """This rank's rows."""
         return tuple(x.chunk(self.size)[tilescale.init().rank] for x in whole)
 
     def libraries(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
@@ -285,11 +280,9 @@ class Scattered(Summed):
         return c
 
     def ours(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
-        """One operator."""
         return tilescale.ops.matmul_reduce_scatter(a, b.t(), scales=scales or None)
 
     def symm_mem(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
-        """One operator."""
         made, group = torch.ops.symm_mem, overlap.fused_group()
         if not scales:
             return made.fused_matmul_reduce_scatter(a, b.t(), "sum", 0, group)

@@ -108,7 +108,6 @@ class Put:
         return checked(self.draw, load, trials.returning(y, far.copy_, x), (), _all_idle)
 
     def own(self, kernel: Any) -> Runner:
-        """A program of ours."""
         x, y = trials.nothing(*self.shape), trials.symmetric(*self.shape)
         return checked(self.draw, x.copy_, trials.returning(y, kernel, x, y), [y], kernel.synchronize)
 
@@ -137,7 +136,6 @@ class SmallPut:
         return _from_before(seed, SMALL, torch.float32)
 
     def own(self, kernel: Any) -> Runner:
-        """A program of ours."""
         x, y = trials.nothing(*SMALL, dtype=torch.float32), trials.symmetric(*SMALL, dtype=torch.float32)
         return checked(self.draw, x.copy_, trials.returning(y, kernel, x, y), [y], kernel.synchronize)
 
@@ -190,14 +188,12 @@ class AllReduce:
         return Heat("allreduce", shape, "float32", size, mode, "nccl", entries, calls=_calls(mode))
 
     def draw(self, seed: int) -> Case:
-        """This rank's tensor."""
         (x,) = trials.randoms(seed, torch.float32, (self.elements,))
         sums = torch.stack([x, x.abs()])
         dist.all_reduce(sums)
         return Case((x,), sums[0], self.world.size * 2.0**-23 * sums[1])
 
     def nccl(self) -> Runner:
-        """In place."""
         x = trials.nothing(self.elements, dtype=torch.float32)
         return checked(self.draw, x.copy_, trials.returning(x, dist.all_reduce, x))
 

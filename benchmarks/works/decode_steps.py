@@ -79,12 +79,10 @@ class Work:
         return Case((x,), want, torch.full_like(want, BOUND * added))
 
     def reading(self) -> Runner:
-        """Read as many bytes."""
         weights = torch.ones(self.nbytes // 4, device=trials.device())
         return Runner(weights.sum)
 
     def kernel(self, schedule: str) -> tilescale.Kernel:
-        """The program, built now."""
         kernel = tilescale.compile(decode_layers(self.sizes), schedule=schedule, wait_s=trials.WAIT_S)
         kernel.prepare()
         return kernel

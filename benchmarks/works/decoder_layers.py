@@ -118,7 +118,6 @@ class Work:
         return _drawn(self, seed)
 
     def mine(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's tokens."""
         return whole.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous() if self.sequence else whole
 
     def runner(self, way: Way) -> Runner:

@@ -102,7 +102,6 @@ class Work:
         return ROWS, self.nbytes // 2 // ROWS
 
     def heat(self, gpus: int, mode: str) -> Heat:
-        """All contenders, interleaved."""
         theirs, own = WAYS[self.name]
         entries = [Contender("nccl", lambda: self.runner(theirs)), Contender("tilescale", lambda: self.runner(own))]
         if self.nbytes >= FLOAT8 and self.name != "all_to_all":

@@ -104,7 +104,6 @@ class Normed:
         return x, torch.ones_like(x[0]), torch.zeros_like(x)
 
     def operator(self) -> Runner:
-        """Ours."""
         from tilescale import ops
 
         x, weight, residual = self.operands()
@@ -138,7 +137,6 @@ class Heads:
         return Case((x,), want, torch.zeros_like(want))
 
     def operator(self) -> Runner:
-        """Ours."""
         from tilescale import ops
 
         x = trials.nothing(1, *self.shape)

@@ -88,7 +88,6 @@ class Work:
         return x.mul_(10), chosen, weights
 
     def draw(self, by_rows: bool, seed: int) -> Case:
-        """Inputs, and the result."""
         given = self.inputs(seed)
         want = wanted(*given, by_rows)
         return Case(given, want, BOUND * want.abs().max().expand(want.shape))

@@ -68,14 +68,12 @@ def ours(
     down: torch.Tensor,
     **options: Any,
 ) -> torch.Tensor:
-    """One operator."""
     return ops.moe_layer(x, (chosen, weights), up, down, **options)
 
 
 def separate(
     x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """Four operators."""
     routing = ops.moe_route(chosen, EXPERTS, weights)
     gate, up = ops.grouped_matmul(ops.moe_dispatch(x, routing), gate_up.mT, routing).chunk(2, -1)
     y = ops.grouped_matmul(torch.nn.functional.silu(gate) * up, down.mT, routing)

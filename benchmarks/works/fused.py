@@ -93,7 +93,6 @@ class Gathered(overlap.AllGather):
     """C = A B^T: rows of A are split over the GPUs, each has columns of C."""
 
     def contenders(self) -> list[Contender]:
-        """Libraries, then the operator."""
         return [
             Contender("cublas alone", lambda: self.libraries(gathers=False)),
             Contender("nccl+cublas", lambda: self.libraries(gathers=True)),
@@ -112,7 +111,6 @@ class Gathered(overlap.AllGather):
         return checked(self.draw, _loading(a, b), call, [c])
 
     def operator(self) -> Runner:
-        """Ours."""
         from tilescale import ops
 
         a, b = trials.nothing(self.rows, self.k), trials.nothing(self.n, self.k)
@@ -136,7 +134,6 @@ class Gated(Gathered):
         return torch.nn.functional.silu(gate) * up
 
     def operator(self) -> Runner:
-        """Ours."""
         from tilescale import ops
 
         def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -149,7 +146,6 @@ class Scattered(overlap.ReduceScatter):
     """C = A B^T: the inner dimension is split over the GPUs, each ends with rows of C."""
 
     def contenders(self) -> list[Contender]:
-        """Libraries, then the operator."""
         return [
             Contender("cublas alone", self.alone),
             Contender("nccl+cublas", self.libraries),
@@ -157,7 +153,6 @@ class Scattered(overlap.ReduceScatter):
         ]
 
     def operator(self) -> Runner:
-        """Ours."""
         from tilescale import ops
 
         return _operator(ops.matmul_reduce_scatter, *self.operands(), self.draw)
@@ -167,7 +162,6 @@ class Summed(overlap.ReduceScatter):
     """C = A B^T: the inner dimension is split over the GPUs, each ends with all of C."""
 
     def contenders(self) -> list[Contender]:
-        """Libraries, then the operator."""
         return [
             Contender("cublas alone", self.alone),
             Contender("nccl+cublas", self.libraries),
@@ -209,7 +203,6 @@ class Summed(overlap.ReduceScatter):
         return checked(self.draw, trials.into(a, b), call, [c])
 
     def operator(self) -> Runner:
-        """Ours."""
         from tilescale import ops
 
         return _operator(ops.matmul_all_reduce, *self.operands(), self.draw)

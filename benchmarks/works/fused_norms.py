@@ -160,7 +160,6 @@ def two_kernels(rows: Rows) -> Callable[[], Tensors]:
 
 
 def one_kernel(rows: Rows) -> Callable[[], Tensors]:
-    """The operator."""
     from tilescale import ops
 
     return lambda: ops.all_reduce_rms_norm(rows.x, rows.weight, rows.residual, eps=EPS)

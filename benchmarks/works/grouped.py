@@ -37,7 +37,6 @@ class Experts:
         self.rows = (self.size, local, capacity, width)
 
     def contenders(self) -> list[Contender]:
-        """Libraries, then ours."""
         return [
             Contender("cublas alone", self.alone),
             Contender("nccl+cublas", self.libraries),
@@ -91,7 +90,6 @@ class Experts:
         return checked(self.draw, trials.into(x, up, down), call, [come, made, y])
 
     def own(self, kernel: Any) -> Runner:
-        """A program of ours."""
         operands, y = self.operands(), trials.symmetric(*self.rows)
         call = returning(y, kernel, *operands, y)
         return checked(self.draw, trials.into(*operands), call, [y], kernel.synchronize)

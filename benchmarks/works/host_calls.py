@@ -90,7 +90,6 @@ class Work:
     mode: str
 
     def heat(self, gpus: int) -> Heat:
-        """All contenders, interleaved."""
         named = zip(("pytorch", "tilescale"), WAYS[self.name], strict=False)
         entries = [Contender(name, partial(self.runner, call)) for name, call in named]
         shape = tuple(size for given in self.shapes for size in given)

@@ -95,7 +95,6 @@ class Causal:
         return Case((q, k, v), want, bound)
 
     def operator(self, ring: bool) -> Runner:
-        """Ours."""
         from tilescale import ops
 
         own = ops.sequence_positions(self.tokens, zigzag=True).to(trials.device())

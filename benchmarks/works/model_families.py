@@ -36,7 +36,6 @@ class Family:
 
     @property
     def config(self) -> Any:
-        """Configuration of the model."""
         import transformers
 
         given = {name: list(x) if isinstance(x, tuple) else x for name, x in self.sizes}

@@ -137,7 +137,6 @@ class Decode:
         return Runner(call)
 
     def own(self, kernel: Any) -> Runner:
-        """The example's program."""
         given, out = self.operands(), trials.symmetric(BATCH, HEADS, DIM, dtype=torch.float32)
         call = trials.returning(out, kernel, *given, out)
         return checked(self.draw, trials.into(*given), call, [out], kernel.synchronize)

@@ -49,7 +49,6 @@ class AllGather:
         self.rows = m // self.size
 
     def contenders(self) -> list[Contender]:
-        """Libraries, then ours."""
         shape = self.size, self.m, self.n, self.k
         tiling = Tiling(n=max((n for n in (256, 224) if self.n % n == 0), key=self._rate))
         turns, chunk = replace(tiling, stages=3), min(CHUNK_ROWS, self.rows)  # stages next to a tile of the result
@@ -142,7 +141,6 @@ class ReduceScatter:
         self.rows = m // self.size
 
     def contenders(self) -> list[Contender]:
-        """Libraries, then ours."""
         shape, chunk = (self.size, self.m, self.n, self.k), min(CHUNK_ROWS, self.rows)
         turns = Tiling(stages=3)  # number of stages next to a tile of the result
         return [
@@ -198,7 +196,6 @@ class ReduceScatter:
         return checked(self.draw, trials.into(a, b), call)
 
     def own(self, kernel: Any) -> Runner:
-        """A program of ours."""
         (a, b), c = self.operands(), trials.nothing(self.rows, self.n)
         call: Callable[[], torch.Tensor] = trials.returning(c, kernel, a.view(self.size, self.rows, self.k), b, c)
         return checked(self.draw, trials.into(a, b), call, [c], kernel.synchronize)

@@ -75,7 +75,6 @@ class Pattern:
 
     @property
     def elements(self) -> int:
-        """Shape of a message."""
         return self.nbytes // 2
 
     def heat(self, gpus: int) -> Heat:
@@ -115,7 +114,6 @@ class Pattern:
         return checked(self.draw, load, call, (), synchronize)
 
     def own(self, kernel: Any) -> Runner:
-        """A program of ours."""
         x, y = self._places()
         return self._runner(x, y, trials.returning(y, kernel, x, y), kernel.synchronize)
 

@@ -133,7 +133,6 @@ class Work:
         self.is_scaled = dtype.startswith("float8")
 
     def heat(self) -> Heat:
-        """cuBLAS, and the forms."""
         made = forms(self.m, self.n, self.k, self.dtype).items()
         entries = [Contender("cublas alone", self.library), *(ours(name, form, self.own) for name, form in made)]
         shape, flops = (self.m, self.n, self.k), 2 * self.m * self.n * self.k
@@ -157,7 +156,6 @@ class Work:
         return [a, b, *(trials.nothing(*shape, dtype=torch.float32) for shape in ((self.m, 1), (1, self.n)))]
 
     def library(self) -> Runner:
-        """cuBLAS."""
         given, c = self.operands(), trials.nothing(self.m, self.n)
         if self.is_scaled:
             return checked(self.draw, trials.into(*given), lambda: scaled.multiplied(*given))

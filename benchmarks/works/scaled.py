@@ -37,7 +37,6 @@ class Product(ABC):
         self.rows = m // self.size
 
     def contenders(self) -> list[Contender]:
-        """Libraries, then the operator."""
         return [
             Contender("cublas alone", self.alone),
             Contender("nccl+cublas", self.libraries),
@@ -115,7 +114,6 @@ class Gathered(Product):
         return checked(self.draw, trials.into(*given), call)
 
     def operator(self) -> Runner:
-        """Ours."""
         from tilescale import ops
 
         a, b, *scales = given = self.operands(self.rows)
@@ -147,7 +145,6 @@ class Scattered(Product):
         return checked(self.draw, trials.into(*given), call, [c])
 
     def operator(self) -> Runner:
-        """Ours."""
         from tilescale import ops
 
         a, b, *scales = given = self.operands(self.m)

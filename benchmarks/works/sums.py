@@ -36,7 +36,6 @@ class Summed(fused.Summed):
     """C = A B^T: the inner dimension is split over the GPUs, each ends with all of C."""
 
     def contenders(self) -> list[Contender]:
-        """Libraries, then ours."""
         libraries = [Contender("cublas alone", self.alone), Contender("nccl+cublas", self.libraries)]
         return [*libraries, *(ours(*form, self.own) for form in self._forms())]
 
@@ -61,7 +60,6 @@ class Summed(fused.Summed):
         return lambda: product_allreduce(tilescale.init().size, self.m, self.n, self.k, t, blocks)
 
     def own(self, kernel: Any) -> Runner:
-        """A program of ours."""
         (a, b), c = self.operands(), trials.nothing(self.m, self.n)
         call = returning(c, kernel, a[None], b, c)
         return checked(self.draw, trials.into(a, b), call, [c], kernel.synchronize)

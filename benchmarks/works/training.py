@@ -111,7 +111,6 @@ class Step:
         return Case((self.mine(whole.detach()),), torch.stack(results), torch.stack(bound))
 
     def mine(self, whole: torch.Tensor) -> torch.Tensor:
-        """Local tokens."""
         return whole.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
 
     def generator(self, seed: int) -> torch.Generator:

@@ -74,7 +74,6 @@ class Biased:
         self.shape = rows, FEATURES
 
     def draw(self, seed: int) -> Case:
-        """This rank's part."""
         (x,) = trials.randoms(seed, torch.bfloat16, self.shape)
         sums = torch.stack([x.float(), x.float().abs()])
         dist.all_reduce(sums)
@@ -114,7 +113,6 @@ class Normed(exchanges.Normed):
     """The same, normalised; the operator takes the bias as the residual."""
 
     def kraken(self) -> Runner:
-        """kraken's kernel."""
         from kraken.fused import one_shot_all_reduce_bias_rms_norm as function
 
         (x, weight, bias), y, room = self.operands(), trials.nothing(*self.shape), fused.symmetric(*self.shape)
@@ -157,12 +155,10 @@ class Keys:
         return Case((x,), want.float(), torch.zeros_like(want, dtype=torch.float32))
 
     def library(self) -> Runner:
-        """NCCL."""
         x, y = trials.nothing(*self.shape), trials.nothing(tilescale.init().size, *self.shape)
         return self._of(x, trials.returning(y, lambda: dist.all_gather_into_tensor(y, x)))
 
     def operator(self) -> Runner:
-        """Ours."""
         from tilescale import ops
 
         x = trials.nothing(*self.shape)

@@ -103,7 +103,6 @@ def _ip(*words: str) -> None:
 
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Four hosts."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("hosts are network namespaces: they need root and iproute2 (apt-get install iproute2)")
     found = Hosts(4, tmp_path_factory.mktemp("hosts"))

@@ -97,7 +97,6 @@ class Slurm:
         self._until(lambda: self.run("sinfo", "-h", "-o", "%D %t")[1].split() == ["2", "idle"])
 
     def stop(self) -> None:
-        """End all daemons."""
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in self._daemons:

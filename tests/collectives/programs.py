@@ -120,7 +120,6 @@ def arguments(form: str, operation: str, sources: Sequence[torch.Tensor]) -> lis
 
 
 def results(form: str, args: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """Result of each unit."""
     return [y for _, y in args] if form in (TENSORS, TILES) else list(args[0][1])
 
 

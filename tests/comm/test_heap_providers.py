@@ -44,7 +44,6 @@ class Broken(HostProvider):
 
     @classmethod
     def objection(cls, device: torch.device, hosts: int) -> Any:
-        """Never answers."""
         raise RuntimeError("no such library")
 
 

@@ -222,7 +222,6 @@ def node(entry: Any) -> CapturedNode:
 
 
 def _passed(x: Any) -> bytes:
-    """Arguments of a kernel."""
     if isinstance(x, ctypes.Structure | bytes):
         return bytes(x)
     if torch.is_tensor(x):

@@ -108,7 +108,6 @@ class Rank:
         return [group[slot] for slot in sorted(group)]
 
     def run(self) -> None:
-        """The kernel."""
         self.stmt(self.job.kernel.func.body)
 
     # -- statements --------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def nothing_is_bound(monkeypatch: pytest.MonkeyPatch, own: Any) -> None:
-    """From now on."""
     monkeypatch.setattr(own, "_bind", lambda values: pytest.fail("a call is bound"))
 
 

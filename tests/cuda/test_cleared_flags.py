@@ -39,7 +39,6 @@ class Job:
 
 
 def headers() -> str:
-    """The device functions."""
     return "".join(map(header, ("memory.cuh", "sync.cuh", "rendezvous.cuh")))
 
 

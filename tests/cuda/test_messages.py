@@ -106,7 +106,6 @@ def total(parts: list[torch.Tensor], op: str) -> torch.Tensor:
 
 
 def wanted(name: str, given: list[torch.Tensor], rank: int, root: int, op: str, axis: int = 0) -> torch.Tensor:
-    """Result of a rank."""
     if name == "allreduce":
         return total(given, op)
     if name == "broadcast":

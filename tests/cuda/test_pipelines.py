@@ -82,7 +82,6 @@ def branches(text: str) -> tuple[str, str]:
 
 
 def values(k: int = K, tile_k: int = 64) -> list[torch.Tensor]:
-    """Arguments of `split_product`."""
     a, b = torch.randn(M, k).bfloat16(), torch.randn(k, N).bfloat16()
     return [a, b, torch.full((M, N), torch.nan), torch.full((M, tile_k), torch.nan).bfloat16()]
 

@@ -79,8 +79,6 @@ def test_break_inside_nested_loops_leaves_only_the_inner_one():
 
 
 def test_a_while_loop_of_a_different_length_for_each_thread():
-    """Collatz steps."""
-
     @T.prim_func
     def program(Y: T.Tensor((64,), "int32")):
         with T.Kernel(1, threads=64):

@@ -37,7 +37,6 @@ def in_place(world, name, shape, dtype, **options):
 
 
 def run(program, sources, dst=None, dtype="float32"):
-    """Each device's result."""
     args = [[x.clone()] + ([] if dst is None else [blank(*dst, dtype=dtype)]) for x in sources]
     tilescale.emulate(program, args)
     if dst is not None:

@@ -22,7 +22,6 @@ PROGRAM = ir.Var("bx", "int32")
 
 
 def loop(extent: Any, begin: int = 0) -> Any:
-    """A loop over `r`."""
     variable = ir.Var("r", "int32")
     extent = ir.int_node(extent) if isinstance(extent, int) else extent
     return SimpleNamespace(loop_var=variable, min=ir.int_node(begin), extent=extent)

@@ -84,7 +84,6 @@ class Scope:
     group: Group | None = None
 
     def inside(self, **changes: object) -> Scope:
-        """A scope in it."""
         return replace(self, **changes)
 
 

@@ -12,7 +12,6 @@ from tests.fuzz.program import Line, Parameter
 
 
 def anything(_: Buffer) -> bool:
-    """Any buffer."""
     return True
 
 

@@ -39,7 +39,6 @@ class Generator(Exchanges):
         self.rows, self.columns = self.rng.choice(sides), self.rng.choice(sides)
 
     def program(self) -> Fuzzed:
-        """All of it."""
         body = [self.launch() for _ in range(self.rng.choice((1, 1, 1, 2)))]
         return Fuzzed(self.seed, self.devices, tuple(self.parameters), tuple(body))
 
@@ -76,7 +75,6 @@ class Generator(Exchanges):
     # -- statements --------------------------------------------------------------------------------------------------
 
     def statements(self, scope: Scope, count: int) -> list[Line]:
-        """Some statements."""
         found: list[Line] = []
         while count > 0:
             lines = self.rng.choice(self.choices(scope))(scope)
@@ -136,7 +134,6 @@ class Generator(Exchanges):
         return [Line(f"T.copy({self.source(source, target)}, {self.source(target, source)})")]
 
     def fill(self, scope: Scope) -> list[Line] | None:
-        """A constant."""
         target = self.target(scope, kinds=("shared", "fragment"))
         if target is None:
             return None
@@ -354,7 +351,6 @@ class Generator(Exchanges):
         return [Line("T.barrier()")]
 
     def group_copy(self, scope: Scope, source: Buffer, target: Buffer) -> list[Line] | None:
-        """A unit's rows."""
         if len(source.shape) != 2 or "fragment" in (source.kind, target.kind) or source.name == target.name:
             return None
         assert scope.group is not None

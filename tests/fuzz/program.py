@@ -27,7 +27,6 @@ class Line:
     body: list[Line] = field(default_factory=list)
 
     def render(self, depth: int) -> Iterator[str]:
-        """The lines, indented."""
         yield "    " * depth + self.text
         for line in self.body:
             yield from line.render(depth + 1)
@@ -73,7 +72,6 @@ class Fuzzed:
         return "\n".join(["@T.prim_func", f"def {self.name}(", *types, "):", *lines, ""])
 
     def trace(self) -> Any:
-        """The traced function."""
         source = self.source
         file = f"<{self.name} {zlib.crc32(source.encode())}>"
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)

@@ -55,7 +55,6 @@ def launch(kernel: Any, *args: torch.Tensor) -> list[torch.Tensor]:
 
 
 def same(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Equal, bit for bit."""
     torch.testing.assert_close(found, expected.to(found.dtype), rtol=0, atol=0)
 
 

@@ -66,7 +66,6 @@ def program(name: str, impl: str, dtype: str, op: str = "sum") -> Any:
 
 
 def inputs(count: int, dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
-    """Inputs of every rank."""
     made = []
     for rank in range(SIZE):
         generator = torch.Generator("cuda").manual_seed(1000 * seed + rank)
@@ -336,7 +335,6 @@ def absent(name: str, impl: str) -> None:
 
 
 def checks() -> Iterator[tuple[str, Callable[[], None]]]:
-    """All checks by name."""
     for impl in ("one_shot", "two_shot"):
         for dtype, op in (("bfloat16", "sum"), ("float32", "sum"), ("float16", "max"), ("int32", "prod")):
             yield f"allreduce {impl} {dtype} {op}", lambda i=impl, d=dtype, o=op: sizes(Checked("allreduce", i, d, o))

@@ -298,7 +298,6 @@ def check(
 
 
 def checks() -> dict[str, Callable[[], None]]:
-    """All checks by name."""
     size = tilescale.init().size
     found: dict[str, Callable[[], None]] = {}
     for impl in ("lsu", "copy_engine"):

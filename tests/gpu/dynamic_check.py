@@ -32,7 +32,6 @@ POISON = -77.0
 
 @T.macro
 def skew(step: Any):
-    """Warps fall apart."""
     T.evaluate(T.call_extern("handle", "__nanosleep", (T.get_thread_binding() // 32 * 7 + step * 3) % 5 * 500))
 
 
@@ -153,7 +152,6 @@ def in_vain(devices: int, waits: bool) -> Any:
 
 
 def tensors(*shapes: Any) -> list[torch.Tensor]:
-    """Symmetric tensors."""
     return [tilescale.zeros(shape, dtype=dtype) for shape, dtype in shapes]
 
 

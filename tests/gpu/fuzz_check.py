@@ -165,7 +165,6 @@ class Tally:
             return sum(times for what, times in self.count.items() if word in what)
 
     def say(self, seconds: float) -> None:
-        """All counts."""
         print(f"INFO {seconds:.0f} s, {dict(sorted(self.count.items()))}", flush=True)
 
 

@@ -106,7 +106,6 @@ def check(program: Any, count: int) -> None:
 
 
 def checks() -> dict[str, Callable[[], None]]:
-    """All checks by name."""
     found: dict[str, Callable[[], None]] = {}
     for count in COUNTS:
         for impl in ("one_shot", "two_shot"):

@@ -236,7 +236,6 @@ def chosen(names: list[str]) -> list[Callable[[Rank], None]]:
 
 
 def survive(names: list[str]) -> None:
-    """One after the other."""
     own = Rank()
     for case in chosen(names):
         begin = time.monotonic()
@@ -274,7 +273,6 @@ def kill(victim: int, prepare: Callable[[Rank], Callable[[], object]]) -> None:
 
 
 def child(job: str, names: list[str]) -> None:
-    """One rank."""
     warnings.simplefilter("ignore")
     try:
         survive(names) if job == "survive" else kill(int(job[-1]), with_copies if "copies" in job else in_a_kernel)

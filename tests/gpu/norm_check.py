@@ -107,7 +107,6 @@ def by_two(rows: Rows, result: Result) -> Callable[[], Result]:
 
 
 def by_sum(rows: Rows, result: Result) -> Callable[[], Result]:
-    """The sum alone."""
     return lambda: (ops.all_reduce(rows.x, out=result[1]), result)[1]
 
 
@@ -277,7 +276,6 @@ def check_changing_sizes() -> None:
 
 
 def checks() -> Iterator[tuple[str, Callable[[], None]]]:
-    """All checks by name."""
     for shape in SHAPES:
         name = "x".join(map(str, shape))
         yield f"{name} bfloat16", lambda shape=shape: check_kernel(shape, torch.bfloat16, True)

@@ -104,7 +104,6 @@ def captured(call: Call) -> Call:
 
 
 def checks() -> Iterator[tuple[str, Call]]:
-    """All checks by name."""
     for columns, counts in ROWS.items():
         for count in counts:
             yield f"{count}x{columns}", lambda count=count, columns=columns: check_rows(count, columns)

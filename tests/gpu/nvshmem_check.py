@@ -286,7 +286,6 @@ class Results:
         self._job, self._path, self._ended = job, folder / "nvshmem_check.json", []
 
     def begin(self, name: str) -> None:
-        """A check begins."""
         self._write(self._outcome(name, "it did not end", 0.0))
 
     def end(self, name: str, verdict: str, seconds: float) -> None:

@@ -40,7 +40,6 @@ class Check:
 
     @cached_property
     def kernel(self) -> Any:
-        """The one launch."""
         return tilescale.compile(self.chain.trace(), schedule="persistent", wait_s=WAIT_S)
 
     @cached_property

@@ -113,7 +113,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Say what ran."""
     ran = _again.reasons.pop("", 0)
     if ran and tilescale.init().rank == 0:
         others = ", ".join(f"{n} {reason.splitlines()[0]}" for reason, n in sorted(_again.reasons.items()))

@@ -143,7 +143,6 @@ def everywhere() -> Any:
 
 
 def gathered(ranks: list[list[torch.Tensor]], in_place: bool) -> None:
-    """After `gather`."""
     parts = [whole[rank] if in_place else part for rank, (part, whole, _) in enumerate(ranks)]
     everything = torch.stack(parts)
     for _, whole, out in ranks:
@@ -152,7 +151,6 @@ def gathered(ranks: list[list[torch.Tensor]], in_place: bool) -> None:
 
 
 def side_by_side(ranks: list[list[torch.Tensor]]) -> None:
-    """After `columns`."""
     parts = torch.stack([x for x, _, _ in ranks], dim=1)
     for _, whole, out in ranks:
         whole.copy_(torch.cat([x for x, _, _ in ranks], dim=2))
@@ -160,7 +158,6 @@ def side_by_side(ranks: list[list[torch.Tensor]]) -> None:
 
 
 def arrived(ranks: list[list[torch.Tensor]]) -> None:
-    """After `put`."""
     for x, made, _, _ in ranks:
         made.copy_(2 * x)
     for rank, (_, _, inbox, out) in enumerate(ranks):
@@ -169,7 +166,6 @@ def arrived(ranks: list[list[torch.Tensor]]) -> None:
 
 
 def spread(ranks: list[list[torch.Tensor]]) -> None:
-    """After `everywhere`."""
     parts = torch.stack([x for x, _, _, _ in ranks])
     for _, y, z, flags in ranks:
         y.copy_(parts)

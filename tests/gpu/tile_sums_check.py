@@ -39,7 +39,6 @@ def reference(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def check(name: str, shape: tuple[int, int, int], blocks: int) -> list[str]:
-    """Error of a program."""
     kernel = tilescale.compile(PROGRAMS[name](WORLD.size, shape, blocks), wait_s=WAIT_S)
     a, b = (torch.empty_like(x) for x in inputs(shape, 0))
     c = torch.empty(rows_of_result(name, shape[0], WORLD.size), shape[1], dtype=torch.bfloat16, device=DEVICE)

@@ -75,7 +75,6 @@ def randn(rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float16,
 
 
 def randint(rng: torch.Generator, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    """Integers of [low, high)."""
     return torch.randint(low, high, shape, generator=rng).to(dtype)
 
 

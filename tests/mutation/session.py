@@ -67,7 +67,6 @@ class Session:
         return self._received()
 
     def close(self) -> None:
-        """End the process."""
         self._asked.close()
         os.waitpid(self._process, 0)
 

@@ -37,7 +37,6 @@ class Block(nn.Module):
 
 
 def blocks(mesh: DeviceMesh, sequence: bool, bias: bool = False) -> nn.ModuleList:
-    """Alike each time."""
     torch.manual_seed(0)
     made = nn.ModuleList(Block(bias) for _ in range(LAYERS)).bfloat16()
     output = Shard(1) if sequence else Replicate()

@@ -61,7 +61,6 @@ CASES: dict[str, Callable[..., list[Any]]] = {
 
 
 def given_of(name: str, view: str, rows: int, dtype: torch.dtype, grad: bool) -> list[Any]:
-    """Arguments of an operator."""
     return CASES[name](lambda *shape: VIEWS[view](*shape, dtype=dtype).requires_grad_(grad), rows)
 
 

@@ -58,7 +58,6 @@ def overlapped(
 
 
 def copies(args: Tensors) -> Tensors:
-    """Arguments of their own."""
     return [[tensor.clone() for tensor in mine] for mine in args]
 
 

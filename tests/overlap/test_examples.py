@@ -23,7 +23,6 @@ AS_THERE = {"tile": programs.BLOCK, "stages": 4, "threads": 256, "dtype": "bfloa
 
 
 def simulated(func: Any) -> float:
-    """Microseconds."""
     return tilescale.emulate(func, data=False, machine=H200).time_us
 
 

@@ -43,7 +43,6 @@ class Chain:
         return Fuzzed(self.seed, self.devices, tuple(parameters), tuple(self.body))
 
     def phase(self) -> Line:
-        """A launch."""
         kinds: list[Callable[[], Line]] = [
             *[self.elementwise] * 3, self.reduction, self.scaled, self.norm, self.gemm, self.linear, self.linear,
             self.gather, self.scatter, self.neighbours, self.columns,
@@ -53,12 +52,10 @@ class Chain:
         return self.rng.choice(kinds)()
 
     def launch(self, grid: str, names: str, lines: list[str | Line]) -> Line:
-        """A grid of blocks."""
         head = f"with T.Kernel(device={self.devices}, block={grid}, threads=128) as {names}:"
         return Line(head, [line if isinstance(line, Line) else Line(line) for line in lines])
 
     def two(self) -> tuple[str, str]:
-        """Two tensors."""
         first, second = self.rng.sample(range(TENSORS), 2)
         return f"X{first}", f"X{second}"
 
@@ -194,7 +191,6 @@ class Chain:
         return self.collectives(f"T.all_to_all({a}, {b})", f'T.allreduce({b}, op="max", out={a})')
 
     def collectives(self, *texts: str) -> Line:
-        """Statements of a device."""
         return self.launch("1", "bx", [Line('with T.Scale("device"):', [Line(text) for text in texts])])
 
 

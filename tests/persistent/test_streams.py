@@ -65,7 +65,6 @@ def twice(
 
 
 def arguments() -> list[torch.Tensor]:
-    """Small integers."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(ROWS, INNER), (INNER, INNER), (INNER, INNER), (ROWS, INNER), (ROWS, INNER)]
     return [torch.randint(-3, 4, shape, generator=generator).bfloat16() for shape in shapes]

@@ -34,7 +34,6 @@ def python() -> str:
 
 
 def _be_a_user(folder: Path) -> None:
-    """Until this process ends."""
     os.open(folder / "users", os.O_RDWR)
 
 

@@ -56,7 +56,6 @@ class Server:
         self._selector.register(users, selectors.EVENT_READ, lambda: sys.exit(0))
 
     def serve(self) -> None:
-        """Returns never."""
         assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked safely"
         gc.collect()
         gc.freeze()

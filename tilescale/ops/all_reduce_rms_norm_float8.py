@@ -173,7 +173,6 @@ def _scales(N: int, scaling: str) -> int:
 
 
 def _packed_rows(words: torch.Tensor, M: int, N: int) -> torch.Tensor:
-    """Packed scales as rows."""
     return words.as_strided((M, _scales(N, "packed")), (1, packed_rows(M)))
 
 

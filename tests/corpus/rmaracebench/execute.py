@@ -83,7 +83,6 @@ class Thread:
     # -- statements ----------------------------------------------------------------------------------------------------
 
     def run(self, node: Node) -> None:
-        """Execute a statement."""
         getattr(self, f"_{node.kind}")(node.line, *node.parts)
 
     def _block(self, line: int, statements: list[Node], is_scope: bool) -> None:

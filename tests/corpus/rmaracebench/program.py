@@ -60,7 +60,6 @@ class Pointer:
 
     @property
     def of(self) -> str:
-        """The element's type."""
         return self.dtype or self.memory.dtype
 
     def cast(self, dtype: str) -> Pointer:

@@ -219,7 +219,6 @@ def test_a_peer_that_has_not_written_yet():
 
 
 def hint(program, args):
-    """Advice of the error."""
     with pytest.raises(UninitializedReadError) as caught:
         tilescale.emulate(program, args)
     return caught.value.hint

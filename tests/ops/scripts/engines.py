@@ -26,7 +26,6 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> t
 
 
 def each(*shape: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
-    """Those of all ranks."""
     return [random(*shape, seed=10 + rank, dtype=dtype) for rank in range(SIZE)]
 
 

@@ -110,7 +110,6 @@ def check_adversarial_routings():
 
 
 def check_ranks_have_different_numbers_of_tokens():
-    """None, one, and several."""
     counts = [0, *range(1, SIZE)]
     compare(Layer([c[:n] for c, n in zip(random_choices(SIZE, 2), counts, strict=True)]), most=SIZE)
     empty = torch.zeros(0, FEATURES).bfloat16()

@@ -113,7 +113,6 @@ def losses(model: nn.Module, steps: int = STEPS) -> list[float]:
 
 
 def mlp(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Of DTensors."""
     hidden = ops.all_gather_matmul(x, [up.t()])[0]
     return ops.matmul_reduce_scatter(hidden, down.t(), bias=bias)
 

@@ -71,7 +71,6 @@ def _accesses(grid: Grid, names: ProgramNames, machine: Machine) -> TileAccesses
 def _launched(
     func: ir.PrimFunc, phases: Phases, placements: Sequence[Placement], needs: Sequence[Need], machine: Machine
 ) -> ir.PrimFunc:
-    """The function with its one launch."""
     block, first = ir.Var("block", "int32"), phases.grids[0].launch
     ring = Ring.of(phases, placements, block, machine)
     tasks = TaskWriter(phases.grids, needs, phases.names, machine, ring)
