@@ -278,16 +278,9 @@ def as_compute(array: np.ndarray) -> np.ndarray:
     return convert(array, _F32 if is_float(dtype) else _I64)
 
 
-def tf32(array: np.ndarray, rounding: str = "truncate") -> np.ndarray:
-    """A float32 array with the 10-bit mantissa that tensor cores see of it.
+def tf32(array: np.ndarray) -> np.ndarray:
+    """A new float32 array with the 10-bit mantissa that tensor cores see of it.
 
-    TileLang hands raw float32 registers to `mma...tf32`, whose hardware ignores the low 13 bits: "truncate".
-    "nearest" is `cvt.rna.tf32.f32`, ties away from zero, for programs that convert first. Returns a new array.
+    TileLang hands raw float32 registers to `mma...tf32`, whose hardware ignores the low 13 bits.
     """
-    bits = array.view(_U32)
-    if rounding == "truncate":
-        return (bits & np.uint32(0xFFFFE000)).view(_F32)
-    if rounding != "nearest":
-        raise ArgumentError(f"tf32 rounding {rounding!r}", hint='use "truncate" or "nearest"')
-    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-    return np.where((bits & np.uint32(0x7F800000)) == 0x7F800000, bits, rounded).view(_F32)
+    return (array.view(_U32) & np.uint32(0xFFFFE000)).view(_F32)
