@@ -50,7 +50,6 @@ def estimate(
     *,
     units: Sequence[int] | None = None,
     shape: tuple[int, ...] | None = None,
-    mechanism: str | None = None,
     sizes: Mapping[str, int | Sequence[int]] | None = None,
     parts: Sequence[int] = (),
 ) -> Estimate:
@@ -62,8 +61,6 @@ def estimate(
         nbytes: of the whole tensor: the result of an all-gather, the tensor of one unit elsewhere.
         units: numbers of those that take part, in the order of their ranks; None for all of the machine.
         shape: how they are grouped, the innermost groups last; None for how the machine's networks group them.
-        mechanism: that carries the messages where their routes offer it; None for the fastest of the initiator's
-            mechanisms.
         sizes: of the launch, as for `Machine.path`.
         parts: of an all-to-all of unequal parts, the bytes from each unit to each, those of unit 0 first; () for equal
             ones.
@@ -82,7 +79,7 @@ def estimate(
     fastest: Estimate | None = None
     for cut in SEGMENTS if operation in record.segmented else SEGMENTS[:1]:
         plan = record.schedule(operation, extents, cut)
-        found = _evaluate(routes, record.name, plan, nbytes, mechanism or "", parts)
+        found = _evaluate(routes, record.name, plan, nbytes, parts)
         if fastest is not None and found.seconds >= fastest.seconds:
             break  # more latencies from here on
         fastest = found
@@ -115,9 +112,7 @@ def _grouping(routes: Routes) -> tuple[int, ...]:
     return inner if inside == count else (count // inside, *inner)
 
 
-def _evaluate(
-    routes: Routes, algorithm: str, plan: RoundSchedule, nbytes: float, mechanism: str, parts: Sequence[int]
-) -> Estimate:
+def _evaluate(routes: Routes, algorithm: str, plan: RoundSchedule, nbytes: float, parts: Sequence[int]) -> Estimate:
     """Each distinct round once: the 2(n-1) rounds of a ring send the same amounts over the same links."""
     piece, of_parts = nbytes / plan.pieces, np.asarray(parts)
     known: dict[tuple[bytes, ...], _Cost] = {}
@@ -136,7 +131,7 @@ def _evaluate(
         times[key] = times.get(key, 0) + 1
         if key not in known:
             size = r.count * (of_parts[r.first] if parts else piece)
-            known[key] = _cost(routes, r, size, mechanism)
+            known[key] = _cost(routes, r, size)
     busy, moved = np.zeros(len(routes.hops)), np.zeros(len(routes.hops))
     sent = np.zeros(plan.units)
     for key, cost in known.items():
@@ -165,10 +160,10 @@ class _Cost:
     sent: np.ndarray
 
 
-def _cost(routes: Routes, r: Round, size: np.ndarray, mechanism: str) -> _Cost:
+def _cost(routes: Routes, r: Round, size: np.ndarray) -> _Cost:
     """Cost of a round whose messages have `size` bytes each."""
     bundle = routes.bundle(r.source, r.target)
-    startup, share = _carried(routes, bundle, r, size, mechanism)
+    startup, share = _carried(routes, bundle, r, size)
     lengths = np.diff(bundle.begins, append=len(bundle.hops))
     moved = np.bincount(bundle.hops, np.repeat(size, lengths), minlength=len(routes.hops))
     busy = np.bincount(bundle.hops, np.repeat(size / share, lengths), minlength=len(routes.hops)) / routes.bandwidth
@@ -179,15 +174,14 @@ def _cost(routes: Routes, r: Round, size: np.ndarray, mechanism: str) -> _Cost:
     return _Cost(float(seconds.max()), busy, moved, np.bincount(r.source, size, minlength=len(routes.units)))
 
 
-def _carried(
-    routes: Routes, bundle: RouteBundle, r: Round, size: np.ndarray, wanted: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """For each message the start-up, and the share of its links' bandwidth that its mechanism reaches."""
+def _carried(routes: Routes, bundle: RouteBundle, r: Round, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each message the start-up, and the share of its links' bandwidth that the fastest of the initiator's
+    mechanisms reaches."""
     startup, share = np.zeros(len(size)), np.ones(len(size))
     by_source = np.bincount(r.source)[r.source]
     for number in np.unique(bundle.carrier):
         carriers = routes.carriers[number]
-        offers = _offers(carriers, wanted, "host" if r.by_host else "program")
+        offers = _offers(carriers, "host" if r.by_host else "program")
         if not offers:
             continue
         mine = np.flatnonzero(bundle.carrier == number)
@@ -204,11 +198,9 @@ def _carried(
     return startup, share
 
 
-def _offers(carriers: Carriers, wanted: str, starter: str) -> list[Mechanism]:
+def _offers(carriers: Carriers, starter: str) -> list[Mechanism]:
     able = [m for m in carriers.mechanisms if m.put is not None]
-    asked = [m for m in able if m.name == wanted]
-    started = [m for m in able if m.started_by == starter and not m.on_request]
-    return asked or started or able
+    return [m for m in able if m.started_by == starter and not m.on_request] or able
 
 
 def _memory_seconds(routes: Routes, bundle: RouteBundle, r: Round, size: np.ndarray) -> np.ndarray:
