@@ -30,11 +30,15 @@ _NOT_BELOW_ZERO = (tirx.BufferLoad, tirx.StringImm, *_COMPARISONS)
 _LOWER_BOUNDS: dict[type, Callable[[float, float], float]] = {
     tirx.Add: operator.add,
     tirx.Mul: lambda a, b: a * b if a >= 0 and b >= 0 else -math.inf,
+    tirx.Div: lambda a, b: 0 if a >= 0 and b >= 0 else -math.inf,
     tirx.FloorDiv: lambda a, b: 0 if a >= 0 and b >= 0 else -math.inf,
     tirx.Min: min,
     tirx.Max: max,
 }
 """Of two operands' lower bounds, that of the operation."""
+
+_SOME_EXTENT = 1 << 16
+"""Any number of elements that some run has."""
 
 
 def broken_rule(func: tirx.PrimFunc) -> tuple[str, tirx.Stmt] | None:
@@ -67,7 +71,8 @@ def counted_from_the_begin(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _may_count_from_the_end(func: tirx.PrimFunc) -> bool:
     """Whether an index may be below zero in every run."""
     indices: list[tirx.PrimExpr] = []
-    values: dict[tirx.Var, tirx.PrimExpr | float] = {}
+    shapes = [extent for buffer in func.buffer_map.values() for extent in buffer.shape]
+    values: dict[tirx.Var, tirx.PrimExpr | float] = {n: _SOME_EXTENT for n in shapes if isinstance(n, tirx.Var)}
 
     def collect(node: Any) -> None:
         if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
