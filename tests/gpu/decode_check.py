@@ -76,7 +76,7 @@ class Check:
     @torch.no_grad()
     def decoded(self, model: Any, prompt: torch.Tensor) -> torch.Tensor:
         """Tokens that the model generates, by one launch for each, from the third one on replayed from a graph."""
-        step = ops.DecodeStep(model, self.batch, KEYS)
+        step = ops.DecodeStep(model, self.batch, KEYS, schedule="persistent")
         made = model(prompt, use_cache=True)
         step.load(made.past_key_values)
         token = made.logits[:, -1].argmax(-1)

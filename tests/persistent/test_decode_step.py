@@ -8,9 +8,12 @@ import pytest
 import torch
 
 import tilescale
+from tests.persistent.conftest import FEW
 from tilescale import ops
 from tilescale.errors import ArgumentError
 from tilescale.hda import Machine
+from tilescale.ops.decode_sizes import LayerSizes
+from tilescale.ops.decode_step import _fastest
 from tilescale.settings import settings
 
 transformers = pytest.importorskip("transformers")
@@ -49,7 +52,7 @@ def test_logits_are_the_models(kind: str, few_blocks: None):
     exact = model_of(kind).float()
     tokens = torch.randint(0, 48, (2, 8), generator=torch.Generator().manual_seed(1))
     made, wide = (m(tokens[:, :5], use_cache=True).past_key_values for m in (model, exact))
-    step = ops.DecodeStep(model, 2, 64)
+    step = ops.DecodeStep(model, 2, 64, schedule="persistent")
     step.load(made)
     for place in range(5, 8):
         given = tokens[:, place : place + 1]
@@ -63,7 +66,7 @@ def test_logits_are_the_models(kind: str, few_blocks: None):
 def test_weights_of_the_model_are_those_of_the_launch(few_blocks: None):
     """A model needs no second copy of them, and prefills as before."""
     model, same = model_of("llama"), model_of("llama")
-    step = ops.DecodeStep(model, 1, 64)
+    step = ops.DecodeStep(model, 1, 64, schedule="persistent")
     tokens = torch.arange(6)[None]
     assert model(tokens).logits.equal(same(tokens).logits)
     model.model.layers[1].mlp.up_proj.weight.zero_()
@@ -87,7 +90,14 @@ def test_unsupported_models_are_named(changes: dict[str, Any], batch: int, keys:
 
 
 def test_a_full_cache_is_an_error(few_blocks: None):
-    step = ops.DecodeStep(model_of("llama"), 1, 64)
+    step = ops.DecodeStep(model_of("llama"), 1, 64, schedule="sequential")
     step.longest = 64
     with pytest.raises(ArgumentError, match="behind 64 cached ones"):
         step(torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(("batch", "blocks", "chosen"), [(1, FEW, "persistent"), (16, 132, "sequential")])
+def test_the_faster_schedule_is_chosen(batch: int, blocks: int, chosen: str, small: Machine):
+    """An SM executes several blocks of a grid at once, but one of a launch: many small tasks take it longer."""
+    sizes = LayerSizes(batch, 1, 256, 2, 1, 128, 128, 64, blocks=blocks)
+    assert _fastest(sizes, small) == chosen

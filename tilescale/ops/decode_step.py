@@ -7,13 +7,17 @@ head are the model's modules. All tensors stay where they are between calls, so 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from tilescale.backends.emulator.emulate import emulate
 from tilescale.errors import ArgumentError
+from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import check_count, check_tensor
 from tilescale.ops.decode_program import decode_layers
@@ -27,6 +31,9 @@ MODELS = ("llama", "qwen3")
 
 WIDTHS = (64, 128)
 """Supported features of a head."""
+
+SCHEDULES = ("persistent", "sequential")
+"""Schedules of the layers to choose from."""
 
 WEIGHTS = {
     "Wqkv": (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), 0),
@@ -56,6 +63,8 @@ class DecodeStep(nn.Module):
             rank's part. Where they stay whole, their weights become views of those of the launch.
         batch: sequences, up to 16.
         keys: tokens of a sequence, at most; a multiple of 64.
+        schedule: "persistent": one launch; "sequential": phases in order; None for the one that takes a layer less time
+            in a simulation of the machine, which takes some seconds.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Attributes:
@@ -70,7 +79,9 @@ class DecodeStep(nn.Module):
     K: torch.Tensor
     V: torch.Tensor
 
-    def __init__(self, model: nn.Module, batch: int, keys: int, *, group: Any = None):
+    def __init__(
+        self, model: nn.Module, batch: int, keys: int, *, schedule: str | None = None, group: Any = None
+    ) -> None:  # fmt: skip
         super().__init__()
         name = group_name(group)
         self.rank, self.size = rank_of(name), size_of(name)
@@ -79,8 +90,10 @@ class DecodeStep(nn.Module):
         self.embed, self.rotary, self.norm, self.head = base.embed_tokens, base.rotary_emb, base.norm, model.lm_head
         with torch.no_grad():
             known = self._weights(base.layers)
+        machine = current_machine()
+        chosen = _fastest(self.sizes, machine) if schedule is None else schedule
         func = decode_layers(self.sizes)
-        self.kernel = compile_program(func, machine=current_machine(), team=team_of(name), schedule="persistent")
+        self.kernel = compile_program(func, machine=machine, team=team_of(name), schedule=chosen)
         for buffer in (parameter.buffer for parameter in self.kernel.program.parameters):
             shape, dtype = tuple(map(int, buffer.shape)), getattr(torch, str(buffer.dtype))
             made = known.get(buffer.name)
@@ -179,6 +192,19 @@ class DecodeStep(nn.Module):
         """The module's line in a printed model."""
         s = self.sizes
         return f"layers={s.layers}, batch={s.batch}, keys={s.keys}"
+
+
+@functools.cache
+def _fastest(sizes: LayerSizes, machine: Machine) -> str:
+    """The schedule with the least simulated time of one layer whose cache is full."""
+    func = decode_layers(replace(sizes, layers=1))
+    full = {"lengths": torch.full((sizes.batch,), sizes.keys - 1, dtype=torch.int32)}
+
+    def time_us(schedule: str) -> float:
+        program = compile_program(func, machine=machine, schedule=schedule).ir
+        return emulate(program, machine=machine, data=False, assume=full, progress=False).time_us
+
+    return min(SCHEDULES, key=time_us)
 
 
 def _sizes(model: Any, batch: int, keys: int, size: int) -> LayerSizes:
