@@ -53,7 +53,7 @@ def with_leading_one(region: ir.Call) -> ir.Call | None:
 
 
 def read_and_written(call: ir.Call) -> tuple[Any | None, ir.Call | None]:
-    """The tiles, or elements, that an operation takes in, and stores to, if its first two arguments are these."""
+    """The tiles, or elements, that an operation with these first two arguments reads and writes."""
     source, *others = call.args
     is_read = is_region(source) or isinstance(source, ir.BufferLoad)
     return source if is_read else None, others[0] if others and is_region(others[0]) else None

@@ -112,7 +112,7 @@ class Lowered(Protocol):
         """
 
     def ahead(self, options: dict[str, Any]) -> Sequence[Compilation]:
-        """Those of these kernels that are known on each rank alone."""
+        """Kernels of `compilations` that a rank knows without the other ranks. Not collective."""
 
     def build(self, options: dict[str, Any]) -> Executable:
         """Make it run on this computer; options are those of `tilelang.compile`."""

@@ -187,7 +187,7 @@ def by_two_kernels(a: torch.Tensor, has_residual: bool, eps: float, weight_offse
 
 
 def algorithms_of(a: torch.Tensor, team: Team) -> tuple[str, ...]:
-    """The algorithms by which one kernel makes all of it from a matrix of any number of rows."""
+    """The algorithms by which one kernel computes the sum and the norm of a matrix with any number of rows."""
     return () if algorithm_of(a[:1], team) is None else ALGORITHMS
 
 

@@ -38,8 +38,8 @@ CHOICE_BYTES, WORD_BYTES = 8, 4
 
 @lru_cache(KEPT)
 def _takes_few(machine: Machine, size: int, most: int, choices: int, row_bytes: int, sum_bytes: int) -> bool:
-    """Three grids become one, and choices and tokens leave together; but all tokens go to all ranks, and every block
-    counts the choices."""
+    """Whether the low-latency form is faster. Three grids become one, and choices and tokens leave together; but all
+    tokens go to all ranks, and every block counts the choices."""
     if is_split(machine, size):
         return False
     known, level = in_force(machine), machine.tensor_level

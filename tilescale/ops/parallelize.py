@@ -137,7 +137,7 @@ def _by_module(module: nn.Module, plan: Mapping[str, Any]) -> tuple[dict[str, An
 
 @dataclass(frozen=True)
 class _Shard:
-    """The layer of ours that implements a style.
+    """TileScale's layer that implements a style.
 
     Attributes:
         sequence: whether the tokens are split over the ranks outside of it.

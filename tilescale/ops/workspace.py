@@ -94,7 +94,7 @@ def _new(device: torch.device, nbytes: int) -> torch.Tensor:
 
 
 class _GrowingMemory:
-    """Memory that grows, and tensors in it: the same again for the same shapes."""
+    """Memory that grows, with tensors in it; equal shapes get the same tensors again."""
 
     def __init__(self, new: Callable[[int], torch.Tensor]):
         self.nbytes = 0

@@ -228,7 +228,7 @@ class Uniformity:
         return all(c.differs <= self._depth for c in self._around)
 
     def _note(self, stmt: ir.Stmt, exprs: list[Any]) -> None:
-        """An atomic load, or a loop, of a whole unit."""
+        """Note a `while` loop or an atomic load that all threads of a unit execute together."""
         looks = isinstance(stmt, ir.While) or any(map(loads_atomically, exprs))
         if self._trial or self._depth == self._nothing - 1 or not looks:
             return

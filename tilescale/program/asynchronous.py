@@ -77,7 +77,7 @@ class PartLayout:
         return [*[0] * self.rows, first]
 
     def whole(self, part: Sequence[Any], size: Any) -> list[Any]:
-        """The extents of the whole of `size` such parts."""
+        """Extents of a tensor that has `size` such parts."""
         joined = [size, part[self.rows]] if self.slots else [part[self.rows] * size]
         return [*part[: self.lead], *joined, *part[self.rows + 1 :]]
 

@@ -47,7 +47,7 @@ class ProgramStep:
 
     @property
     def loops(self) -> list[ir.Stmt]:
-        """The loops around it."""
+        """The enclosing loops."""
         return [stmt for stmt in self.around if isinstance(stmt, ir.Stmt)]
 
 
@@ -183,7 +183,7 @@ class Dependence:
 
     @cached_property
     def _reached(self) -> frozenset[ir.Var]:
-        """Tiles on chip that units reach at one another."""
+        """On-chip tiles that units access at one another."""
         return frozenset(a.root for step in self.steps for a in step.effects.accesses if a.at is not None)
 
     @cached_property

@@ -71,7 +71,7 @@ class SettleStep:
 
 @dataclass(slots=True)
 class PublishStep:
-    """Publish at a place; the effects of earlier works are visible before it is.
+    """Publish at a place, visible after the effects of earlier works.
 
     Attributes:
         place: where.

@@ -121,7 +121,7 @@ def _schedule(config: Config, like: Schedule) -> Schedule:
 
 
 def _said(found: Tuned, configs: Sequence[Config]) -> str:
-    """Comparison of the fastest schedule with the program in order, as text."""
+    """Text that compares the fastest schedule with the sequential program."""
     in_order = next(c for c in configs if not any(chosen["overlapped"] for chosen in c.values()))
     times = {json.dumps(trial.config, sort_keys=True): trial.us for trial in found.trials if trial.us is not None}
     other = times.get(json.dumps(in_order, sort_keys=True))

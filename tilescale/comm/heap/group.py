@@ -41,7 +41,7 @@ class HeapGroup:
         return self.team._all_gather(call, value)
 
     def wait(self, call: CollectiveCall, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]]) -> T:
-        """Ask `ready` until it gives something; `missing` names the ranks of the team that it depends on.
+        """Poll `ready` until it returns a value; `missing` names the ranks of the team that it depends on.
 
         Raises RankFailedError if one of them fails or the time is up.
         """

@@ -49,7 +49,7 @@ class RowChunks:
         return part * self.each + chunk
 
     def touched(self, use: TensorUse, uses: AccessMaps, level: str) -> Iterator[tuple[Any, Any, Any]]:
-        """For each iteration of a use on each unit of a level the first and the last chunk, and whether it happens."""
+        """For each iteration of a use on each unit of a level: first and last chunk, and whether it is executed."""
         for begin, end, runs in uses.by_rank(use, level):
             yield self.number(begin), self.number(end - 1), runs
 

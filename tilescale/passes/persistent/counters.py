@@ -79,7 +79,7 @@ class Counter:
 
     @property
     def is_simple(self) -> bool:
-        """Whether there are few enough counters, and numbers of arrivals that a wait can compute."""
+        """Whether there are few enough counters, with arrival counts that a wait can compute."""
         return math.prod(self.shape) <= LARGEST and int(np.count_nonzero(np.diff(self.arrivals))) < STEPS
 
     def signals(self, flags: ir.Buffer, *iteration: Any) -> ir.Stmt:

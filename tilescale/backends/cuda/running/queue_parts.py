@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def at_home(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor, step: HostStep) -> list[StreamWork]:
-    """A copy of the device to itself, by the main stream."""
+    """A copy within the device, on the main stream."""
 
     def join() -> None:
         if queue.is_held:

@@ -238,7 +238,7 @@ class _Hazards:
             return self._turns(tir.at(in_order(stmt, stmt.body), stmt), state, at)
 
     def _turns(self, stmt: Any, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
-        """A loop: its body once after the statements before, once after an earlier iteration."""
+        """Order a loop: its body follows the statements before the loop, and its own previous iteration."""
         head = [stmt.condition] if isinstance(stmt, ir.While) else [stmt.min, stmt.extent]
         read = self.touches.read(head, stmt, at.by, at.depth + 1, at.thread)
         before = self._touched(read, state, at)

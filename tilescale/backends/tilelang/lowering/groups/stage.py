@@ -140,7 +140,7 @@ class _ThreadGroups(GroupStage):
         around: UnitClone | None = None,
         kept: frozenset[ir.Var] = frozenset(),
     ) -> ir.Stmt:
-        """One unit's part of a run of statements, with a barrier of all where memory asks for one.
+        """One unit's part of a run of statements, with a barrier of all threads where accesses to memory need one.
 
         Args:
             around: the clone of the loop whose body they are.

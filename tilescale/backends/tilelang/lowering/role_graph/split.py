@@ -41,7 +41,7 @@ def cluster_graph(launch: Launch, machine: Machine, phase: ir.Stmt) -> RoleGraph
 
 
 def _is_unforeseen(stmt: ir.Stmt, read: set[ir.Var]) -> bool:
-    """Whether the way through a statement depends on memory, by way of the names in `read` too."""
+    """Whether the control flow of a statement depends on memory, also through the names in `read`."""
 
     def depends(expr: object) -> bool:
         return isinstance(expr, ir.PrimExpr) and (not ir.is_pure(expr) or bool(ir.variables(expr) & read))
