@@ -116,6 +116,8 @@ def test_the_gallery_shows_every_example(site: Path):
     assert set(re.findall(r"examples/(\d\d)_", algorithms)) == {"16", "17", "21"}
     models = [program.stem for program in (ROOT / "examples/models").glob("*.py")]
     assert models and not [name for name in models if f"examples/{name}.html" not in links]
+    cards = shown.partition('<section id="models">')[2].partition("</section>")[0]
+    assert cards.index("Expert parallelism: a layer of experts") < cards.index("the device knows where tokens go")
 
 
 def test_a_program_whose_output_names_its_lines_has_line_numbers(site: Path):

@@ -25,14 +25,14 @@ ROW = re.compile(
 )
 MODELS = ROOT / "examples" / "models"
 MODELS_MARK = "<!-- the gallery of examples/models -->"
-MODELS_ROW = re.compile(r"^\| \[(?P<stem>\w+)\.py\]\(.*?\) \| (?P<idea>.*?) \| (?P<has>.*?) \|$", re.MULTILINE)
+MODELS_ROW = re.compile(r"^\| \[(?P<stem>\w+)\.py\]\(.*?\) \| (?P<pattern>.*?) \| (?P<idea>.*?) \|$", re.MULTILINE)
 MODELS_CARD = """:::{{grid-item-card}} {name}
 :link: examples/{stem}
 :link-type: doc
 
-{idea}
+{pattern}
 
-*{has}*
+*{idea}*
 :::
 """
 CARD = """:::{{grid-item-card}} {number} {name}
