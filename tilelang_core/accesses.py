@@ -17,6 +17,7 @@ from tvm.tirx import stmt_functor
 from tvm.tirx.expr import CallEffectKind
 
 from tilelang_core import tl
+from tilelang_core.ir import proves
 
 READS, WRITES = 1, 2
 """The bits of a region's access mask."""
@@ -122,9 +123,9 @@ class _Reader:
 
     def _visit(self, node: Any) -> bool:
         """Record a node's accesses; return whether to visit its children."""
-        if isinstance(node, tirx.BufferLoad):
+        if type(node) is tirx.BufferLoad:
             self.found.accesses.append(_element(node.buffer, node.indices, READS))
-        if not isinstance(node, tirx.Call):
+        if type(node) is not tirx.Call:
             return True
         name = node.op.name if isinstance(node.op, ir.Op) else ""
         if self.claims(name):
@@ -232,4 +233,4 @@ def _uses(expr: Any, var: tirx.Var) -> bool:
 
 def known_before(a: Any, b: Any) -> bool:
     """Whether a <= b holds for all values of the variables."""
-    return bool(arith.Analyzer().can_prove(a <= b))
+    return proves(a <= b, {})

@@ -89,7 +89,7 @@ __all__ = [
 
 def op_name(node: Any) -> str | None:
     """The operation's name if `node` is a call of a registered operation, else None."""
-    return node.op.name if isinstance(node, Call) and isinstance(node.op, Op) else None
+    return node.op.name if type(node) is Call and type(node.op) is Op else None
 
 
 def attribute(call: Call, key: str, default: Any = None) -> Any:
@@ -132,8 +132,13 @@ def simplify(expr: PrimExpr, ranges: dict[Var, tuple[Any, Any]]) -> PrimExpr:
 
 
 def proves(condition: PrimExpr, ranges: dict[Var, tuple[Any, Any]]) -> bool:
-    """Whether a condition holds for all values of the variables of `ranges`, as `simplify` takes them."""
-    return bool(_with_ranges(ranges).can_prove(condition))
+    """Whether a condition holds for all values of the variables of `ranges`, as `simplify` takes them.
+
+    A failed proof takes 2 ms, most of it for a context of Z3, so a condition that is known to be false is not one.
+    """
+    analyzer = _with_ranges(ranges)
+    known = analyzer.simplify(condition)
+    return bool(known.value) if isinstance(known, IntImm) else bool(analyzer.can_prove(condition))
 
 
 def _with_ranges(ranges: dict[Var, tuple[Any, Any]]) -> Analyzer:
@@ -209,22 +214,20 @@ def _location(found: tuple[str, int] | None) -> tuple[str, int] | None:
     return (name if name.startswith("<") else found[0]), found[1]
 
 
-def children(stmt: Stmt) -> Iterator[Stmt]:
+_INSIDE: dict[type, Callable[[Any], Iterable[Stmt]]] = {
+    SeqStmt: lambda stmt: stmt.seq,
+    SBlockRealize: lambda stmt: (stmt.block,),
+    SBlock: lambda stmt: (stmt.body,) if stmt.init is None else (stmt.init, stmt.body),
+    IfThenElse: lambda stmt: (stmt.then_case,) if stmt.else_case is None else (stmt.then_case, stmt.else_case),
+    **dict.fromkeys((For, While, AttrStmt), lambda stmt: (stmt.body,)),
+}
+"""The statements directly inside one, by its class: no class has another as its base."""
+
+
+def children(stmt: Stmt) -> Iterable[Stmt]:
     """The statements directly inside a statement, in order."""
-    if isinstance(stmt, SeqStmt):
-        yield from stmt.seq
-    elif isinstance(stmt, SBlockRealize):
-        yield stmt.block
-    elif isinstance(stmt, SBlock):
-        if stmt.init is not None:
-            yield stmt.init
-        yield stmt.body
-    elif isinstance(stmt, IfThenElse):
-        yield stmt.then_case
-        if stmt.else_case is not None:
-            yield stmt.else_case
-    elif isinstance(stmt, For | While | AttrStmt):
-        yield stmt.body
+    inside = _INSIDE.get(type(stmt))
+    return inside(stmt) if inside is not None else ()
 
 
 def walk(node: Any, visit: Callable[[Any], None]) -> None:
@@ -237,7 +240,7 @@ def uses(stmt: Stmt) -> list[Var]:
     found: list[Var] = []
 
     def visit(node: Any) -> bool:
-        if isinstance(node, BufferLoad | BufferStore):
+        if type(node) is BufferLoad or type(node) is BufferStore:
             found.append(node.buffer.data)
         elif isinstance(node, Var):
             found.append(node)
@@ -249,9 +252,11 @@ def uses(stmt: Stmt) -> list[Var]:
 
 def statements(stmt: Stmt) -> Iterator[Stmt]:
     """A statement and all below it, in program order."""
-    yield stmt
-    for inner in children(stmt):
-        yield from statements(inner)
+    left = [stmt]
+    while left:
+        found = left.pop()
+        yield found
+        left.extend(reversed(list(children(found))))
 
 
 def in_order(stmt: Stmt) -> list[Stmt]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from tilelang_core import accesses, ir, tl
@@ -170,6 +170,7 @@ class AccessCollector:
     known: PhaseBuffers
     has_bulk: bool
     buffers: dict[ir.Var, ir.Buffer]
+    _whole: dict[ir.Stmt, set[ir.Var]] = field(default_factory=dict)
 
     def of(self, stmt: ir.Stmt, by: ExecutingThreads, depth: int, thread: Any) -> list[MemoryAccess]:
         """The accesses of a statement and its inner statements.
@@ -223,6 +224,11 @@ class AccessCollector:
 
     def loads_whole(self, stmt: ir.Stmt) -> set[ir.Var]:
         """Tiles in shared memory of which a statement loads every element, also after simplification of its values."""
+        if stmt not in self._whole:
+            self._whole[stmt] = self._loaded_whole(stmt)
+        return self._whole[stmt]
+
+    def _loaded_whole(self, stmt: ir.Stmt) -> set[ir.Var]:
         inside = BoundVariables.of(stmt)
         if any(isinstance(inner, ir.IfThenElse) for inner in ir.statements(stmt)):
             return set()
