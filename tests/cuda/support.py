@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tilescale.hda.current import use_machine
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.retrace import for_machine
 from tilescale.program.model import Program
-from tilescale.settings import settings
+from tilescale.settings import Settings, settings
 
 EMULATED_ONLY = ("19_two_nodes", "20_wafer_mesh", "21_stacked_dram")
 
@@ -39,6 +39,12 @@ def lowered(func: Any, machine: str = "h200-sxm-8", devices: int | None = None) 
     return support.lower(taken_apart, Target.of(taken_apart, Machine.load(machine), devices))
 
 
+@lru_cache(maxsize=32)
+def _lowered_once(func: Any, machine: str, own: Settings) -> support.DeviceLowered:
+    """The same for several questions about one function object."""
+    return lowered(func, machine)
+
+
 def of_nvshmem(patch: pytest.MonkeyPatch) -> None:
     """From now on programs are lowered for a job whose heap is NVSHMEM's."""
     patch.setattr(support, "settings", lambda: replace(settings(), heap="nvshmem"))
@@ -47,7 +53,7 @@ def of_nvshmem(patch: pytest.MonkeyPatch) -> None:
 def source(func: Any, machine: str = "h200-sxm-8") -> str:
     """The checked CUDA text of a traced function."""
     with use_machine(machine):
-        return lowered(func, machine).source({})
+        return _lowered_once(func, machine, support.settings()).source({})
 
 
 def ptxas(text: str, arch: str = "sm_90a") -> str:
@@ -71,7 +77,7 @@ def bodies(text: str) -> str:
 
 def notes(func: Any, machine: str = "h200-sxm-8") -> list[str]:
     """Schedule chosen for a program."""
-    return list(lowered(func, machine).notes)
+    return list(_lowered_once(func, machine, support.settings()).notes)
 
 
 def role_graph(func: Any, machine: str = "h200-sxm-8") -> list[str]:

@@ -2,6 +2,7 @@
 """Pipelined loops of warpgroups that wait for their operands: positions of the waits, and declined loops."""
 
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,14 +24,20 @@ GATE = re.compile(
 )
 
 
+@cache
+def variant(name: str) -> Any:
+    """A variant of two devices, traced once for all its tests."""
+    return arriving(devices=2, **VARIANTS[name])
+
+
 def loops(func: Any) -> list[str]:
     """Remarks on a program's loops."""
     return [note for note in notes(func) if note.startswith("T.Pipelined")]
 
 
-def text(**how: Any) -> str:
-    """The kernel of a program of two devices."""
-    return bodies(source(arriving(devices=2, **how))).split('extern "C"')[1]
+def text(func: Any) -> str:
+    """The first kernel of a program."""
+    return bodies(source(func)).split('extern "C"')[1]
 
 
 # -- waits
@@ -63,7 +70,7 @@ OF_TWO_KINDS = ("each step and in front", "turns, in front") + tuple(
 )
 def test_the_loader_waits_in_front_of_what_a_wait_orders(name: str):
     """B, which is not sent, is loaded before; units wait for tiles only."""
-    loader, units = branches(text(**VARIANTS[name]))
+    loader, units = branches(text(variant(name)))
     order = [found.split("::")[-1].split("[")[0].split("<")[0] for found in GATE.findall(loader)]
     source = "X_peers" if "once" in name else "Y_peers" if "pulled" in name else "Y"
     first, waits = ["released"] * released(name), ["wait_by_producer"] * gates(name)
@@ -74,7 +81,7 @@ def test_the_loader_waits_in_front_of_what_a_wait_orders(name: str):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_graph_says_who_waits(name: str):
-    func, stages = arriving(devices=2, **VARIANTS[name]), VARIANTS[name].get("stages", 3)
+    func, stages = variant(name), VARIANTS[name].get("stages", 3)
     loads = f"load (128 threads, {40 if gates(name) else 24} registers)"
     said = [f"{stages} stage{'s' * (stages > 1)}", *["1 T.wait by load"] * gates(name)]
     said += ["once compute comes to the loop"] * released(name)
@@ -115,25 +122,25 @@ def test_units_that_may_load_their_own_say_so_once_they_have_written_it():
                     T.allreduce(T.view(c, layout=T.Replica))
                 T.copy(c, C)
 
-    loader, units = branches(bodies(source(everywhere)).split('extern "C"')[1])
+    loader, units = branches(text(everywhere))
     assert loader.index("released[0].wait") < loader.index("Y_peers_desc, full")
     assert units.index("complete_stores") < units.index("tilescale::signal<") < units.index("released[0].arrive")
 
 
 def test_nothing_is_loaded_from_a_peer_that_has_not_come():
     """Threads of a small grid wait for peers at its start, except where a producer, which does not, loads."""
-    kernel = text(**VARIANTS["pulled, at once"])
+    kernel = text(variant("pulled, at once"))
     assert "X_peers_desc, full" in branches(kernel)[0] and "tilescale::enter" not in kernel
-    assert lowered(arriving(devices=2, **VARIANTS["pulled, at once"])).lowered.rendezvous.entry
+    assert lowered(variant("pulled, at once")).lowered.rendezvous.entry
 
 
 def test_a_wait_in_front_is_one_of_the_first_iteration():
-    loader, _ = branches(text(turns=2, waits="in front"))
+    loader, _ = branches(text(variant("turns, in front")))
     assert re.search(r"if \(step == 0\) \{\s*tilescale::wait_by_producer<", loader)
 
 
 def test_units_say_that_they_reach_the_loop_once_they_have_waited():
-    _, units = branches(text(waits="in front"))
+    _, units = branches(text(variant("in front")))
     wait, *arrivals = (m.start() for m in re.finditer(r"tilescale::wait<|released\[0\]\.arrive", units))
     assert len(arrivals) == 2 and wait < arrivals[0]
     assert re.findall(r"(\S+)\s+released\[0\]\.arrive", units) == ["tilescale::acquired();"] * 2
@@ -141,7 +148,7 @@ def test_units_say_that_they_reach_the_loop_once_they_have_waited():
 
 def test_rings_go_on_from_turn_to_turn():
     """Four steps on three stages: the second turn begins with the second place, in the second round."""
-    loader, units = branches(text(turns=2, steps=4))
+    loader, units = branches(text(arriving(devices=2, turns=2, steps=4)))
     done = r"\(\((turn\w*) \* 4\) \+ (step\w*)\)"
     place, parity = rf"\[\({done} % 3\)\]", rf"\(\({done} % 6\) / 3\)"
     assert len(re.findall(rf"empty{place}\.wait\(\(1 - {parity}\)\);", loader)) == 1
@@ -176,11 +183,11 @@ def test_a_loader_beside_a_grid_that_synchronizes_devices_by_itself():
                 T.copy(c, C)
                 T.signal(flags[0], dst=(d + 1) % n)
 
-    loader, units = branches(bodies(source(sent)).split('extern "C"')[1])
+    loader, units = branches(text(sent))
     assert "tilescale::" not in loader and "tma_load" not in units
     order = re.findall(r"tilescale::(come|enter|signal|leave|count)\b", units)
     assert order[:2] == ["come", "enter"] and order[-1] in ("leave", "count")
-    assert "tilescale::come" not in text()
+    assert "tilescale::come" not in text(variant("each step"))
 
 
 def test_a_wait_of_the_loader_comes_after_what_orders_its_flag():
@@ -241,7 +248,8 @@ def test_the_text_means_the_program(name: str, count: int):
         return 0 if buffer is None else torch.zeros(ir.constants(buffer.shape), dtype=torch.int64)
 
     parameters = zip(kernel.arguments, ir.parameters(kernel.func), strict=True)
-    tilescale.emulate(without_waits(kernel), [value(argument, buffer) for argument, (_, buffer) in parameters])
+    values = [value(argument, buffer) for argument, (_, buffer) in parameters]
+    tilescale.emulate(without_waits(kernel), values, time=False)
     wanted = gated_programs.product(3, 0, 1, count, **how)
     torch.testing.assert_close(c.double(), wanted, rtol=1e-3, atol=1e-3)
 

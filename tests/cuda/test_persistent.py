@@ -2,6 +2,7 @@
 """Persistent loops whose warps keep their roles: which have them, and what each role executes."""
 
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from tests.cuda.support import bodies, notes, role_graph, source
 SMALL = (2048, 512, 512)
 
 KEPT = {
-    "gather": lambda: programs.ag_gemm(shape=SMALL, blocks=12, stages=2),
-    "scatter": lambda: programs.rs_gemm(shape=SMALL, blocks=12, stages=2),
-    "straight to the owner": lambda: programs.rs_gemm(shape=SMALL, blocks=12, stages=2, direct=True),
+    "gather": cache(lambda: programs.ag_gemm(shape=SMALL, blocks=12, stages=2)),
+    "scatter": cache(lambda: programs.rs_gemm(shape=SMALL, blocks=12, stages=2)),
+    "straight to the owner": cache(lambda: programs.rs_gemm(shape=SMALL, blocks=12, stages=2, direct=True)),
 }
 
 
@@ -176,8 +177,9 @@ def scaled_in_turns(form: str) -> Any:
 
 @pytest.mark.parametrize("form", ["element by element", "copied"])
 def test_who_computes_loads_what_the_end_of_a_turn_needs_before_its_loop(form: str):
-    computes, loads = roles(scaled_in_turns(form))[:2]
-    assert is_kept(scaled_in_turns(form))
+    func = scaled_in_turns(form)
+    computes, loads = roles(func)[:2]
+    assert is_kept(func)
     assert "= S[" in computes[: computes.index("wgmma")] and "= S[" not in computes[computes.index("wgmma") :]
     assert "S[" not in loads
 

@@ -2,6 +2,7 @@
 """Pipelined loops of units with a producer: which loops qualify, their text, and its results."""
 
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.ladder import NUMBERED, load
 M, N, K = 128, 128, 256
 
 
+@cache
 def split_product(*, tile_k=64, stages=3, k=K, after: Any = None, around: Any = None, threads=256) -> Any:
     """Warpgroups split the K tile; `after` follows their sum, `around` is a reason not to load ahead."""
 
@@ -138,7 +140,7 @@ def test_a_sum_that_is_only_stored_stays_in_halves(after: Any, exchanges: int):
         {"around": "while", "said": "it is a loop of one unit, or stands in one that is not serial"},
         {"around": "tile used", "said": "a tile that it loads is used outside it too"},
         {"around": "source written", "said": "the program writes what it loads"},
-        {"k": 258, "tile_k": 6, "said": "a copy in it is none in bulk (line 25)"},
+        {"k": 258, "tile_k": 6, "said": "a copy in it is none in bulk (line 27)"},
     ],
     ids=lambda declined: declined["said"],
 )
@@ -161,6 +163,7 @@ def test_an_order_of_blocks_holds_for_the_loader_too():
     assert text.index("rasterization2DRow<") < text.index("if (256 <= ((int)threadIdx.x)) {")
 
 
+@cache
 def attention(**how: Any) -> Any:
     """The MLA example for the keys of one sequence on one device."""
     return load(NUMBERED[9]).cp_mla(1, 1, 64, 256, 64, 64, **how)

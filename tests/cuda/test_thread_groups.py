@@ -64,12 +64,13 @@ def interpret(func: Any, values: Sequence[torch.Tensor]) -> None:
     passed = [
         values[a.position] if isinstance(a, arg.CallerArgument) else torch.zeros(a.shape) for a in lowered.arguments
     ]
-    tilescale.emulate(plain(lowered), passed)
+    tilescale.emulate(plain(lowered), passed, time=False)
 
 
 def interpret_on_all(func: Any, per_device: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
     """The same on all devices, one after another; returns each parameter's instances side by side."""
     lowered = kernel(func, len(per_device))
+    own = plain(lowered)
     instances = [torch.stack(column) for column in zip(*per_device, strict=True)]
 
     def value(argument: Any, rank: int) -> Any:
@@ -80,7 +81,7 @@ def interpret_on_all(func: Any, per_device: Sequence[Sequence[torch.Tensor]]) ->
         return rank if isinstance(argument, arg.DeviceRank) else 0
 
     for rank in range(len(per_device)):
-        tilescale.emulate(plain(lowered), [value(argument, rank) for argument in lowered.arguments])
+        tilescale.emulate(own, [value(argument, rank) for argument in lowered.arguments], time=False)
     return instances
 
 
@@ -98,7 +99,7 @@ def test_lowered_text_means_the_program(name: str):
     case = CASES[name]
     func = case.make()
     expected, found = case.arguments(1), case.arguments(1)
-    tilescale.emulate(func, expected)
+    tilescale.emulate(func, expected, time=False)
     interpret(func, found)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, equal_nan=False)
