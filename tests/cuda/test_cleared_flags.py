@@ -59,10 +59,11 @@ def failed(memory: torch.Tensor) -> list[bool]:
 
 
 @pytest.mark.parametrize("waits_for_all", [True, False], ids=["flags", "exit"])
+@pytest.mark.parametrize("calls", [60, pytest.param(600, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("ranks", "blocks"), [(2, 1), (2, 3), (4, 2)])
-def test_each_call_finds_flags_of_zero(job: Job, ranks: int, blocks: int, waits_for_all: bool):
+def test_each_call_finds_flags_of_zero(job: Job, ranks: int, blocks: int, calls: int, waits_for_all: bool):
     memory = memory_of(ranks)
-    assert job.calls(memory, blocks, 200, waits_for_all) == 0
+    assert job.calls(memory, blocks, calls, waits_for_all) == 0
     assert failed(memory) == [False] * ranks
 
 

@@ -155,12 +155,15 @@ def arguments(func: Any, rows: int) -> list[list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("chunk", [TILE, 10])
-def test_results_are_the_same_for_any_number_of_rows(name: str, chunk: int):
+@pytest.mark.parametrize(
+    ("chunk", "counts"),
+    [(TILE, (1, 23)), (10, (4, 10)), *(pytest.param(n, ROWS, marks=pytest.mark.nightly) for n in (TILE, 10))],
+)
+def test_results_are_the_same_for_any_number_of_rows(name: str, chunk: int, counts: tuple[int, ...]):
     changed, schedule = overlapped(PROGRAMS[name], chunk=chunk)
     assert all(move.overlapped for move in schedule.moves), schedule
     assert "rows as 4096" in str(schedule)
-    for rows in ROWS:
+    for rows in counts:
         check_same(PROGRAMS[name], changed, of_program(name, rows), seeds=(None, 1))
 
 
@@ -289,8 +292,14 @@ def columns_of(devices: int, wide: int, rows: Any = None) -> Any:
     return f
 
 
-@pytest.mark.parametrize("rows", [None, 23])
-@pytest.mark.parametrize(("group", "blocks"), [(None, 3), (2, None), (3, 5), (8, 100)])
+@pytest.mark.parametrize(
+    ("group", "blocks", "rows"),
+    [
+        *((None, 3, None), (2, None, 23), (3, 5, 23), (8, 100, None)),
+        *(pytest.param(*given, marks=pytest.mark.nightly) for given in ((None, 3, 23), (2, None, None))),
+        *(pytest.param(*given, marks=pytest.mark.nightly) for given in ((3, 5, None), (8, 100, 23))),
+    ],
+)
 def test_tiles_in_groups_and_in_turns_are_all_made(group: int | None, blocks: int | None, rows: int | None):
     func = columns_of(DEVICES, 3, rows)
     moves = Schedule([Move("all_gather", ("X", "gathered"), chunk=8, local="source", group=group, blocks=blocks)])

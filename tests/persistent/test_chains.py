@@ -5,6 +5,8 @@
 """
 
 import os
+from itertools import product
+from typing import Any
 
 import pytest
 
@@ -16,9 +18,16 @@ from tilescale.passes.persistent.rewrite import persistent
 CHAINS = int(os.environ.get("RANDOM_PROGRAMS", "4"))
 
 
-@pytest.mark.parametrize("seed", range(CHAINS))
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("looped", [False, True], ids=["straight", "looped"])
+def drawn(looped: bool, devices: int, seed: int) -> Any:
+    """A chain; one of two is drawn at night only."""
+    marks = [pytest.mark.nightly] * ((looped + devices + seed) % 2)
+    name = f"{'looped' if looped else 'straight'}-{devices}-{seed}"
+    return pytest.param(looped, devices, seed, marks=marks, id=name)
+
+
+@pytest.mark.parametrize(
+    ("looped", "devices", "seed"), [drawn(*given) for given in product((False, True), (1, 2), range(CHAINS))]
+)
 def test_one_launch_leaves_the_same_bits(looped: bool, devices: int, seed: int, small: Machine):
     with tilescale.use_machine(small):
         chain = Chain(seed, devices, looped=looped).program()
