@@ -25,7 +25,7 @@ _OPERATION = re.compile(r'"ir\.Op\(.*?name="([^"]*)".*\)"')
 """The form in which its message prints an operation."""
 
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.And, tirx.Or, tirx.Not)
-_NOT_BELOW_ZERO = (tirx.BufferLoad, tirx.StringImm, *_COMPARISONS)
+_NOT_BELOW_ZERO = (tirx.StringImm, *_COMPARISONS)
 
 _LOWER_BOUNDS: dict[type, Callable[[float, float], float]] = {
     tirx.Add: operator.add,
@@ -87,7 +87,7 @@ def _may_count_from_the_end(func: tirx.PrimFunc) -> bool:
 
 
 def _least(value: tirx.PrimExpr | float, values: dict[tirx.Var, tirx.PrimExpr | float]) -> float:
-    """A lower bound, if what a program reads or is given is not below zero; else it is not so in every run.
+    """A lower bound in runs in which a program reads numbers above zero, and is given none below it.
 
     Args:
         values: of variables; those that were looked at become their lower bounds.
@@ -99,6 +99,8 @@ def _least(value: tirx.PrimExpr | float, values: dict[tirx.Var, tirx.PrimExpr | 
     if isinstance(value, tirx.Var):
         values[value] = least = _least(values.get(value, 0), values)
         return least
+    if isinstance(value, tirx.BufferLoad):
+        return 1
     if isinstance(value, _NOT_BELOW_ZERO):
         return 0
     if isinstance(value, tirx.Cast):

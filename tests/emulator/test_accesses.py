@@ -184,20 +184,20 @@ def test_no_index_is_proved_negative_that_plainly_is_not(monkeypatch: pytest.Mon
     assert args[1][:4].tolist() == args[0][[0, 1, 2, 0]].tolist()
 
 
-def test_no_index_up_to_an_extent_is_proved_negative(monkeypatch: pytest.MonkeyPatch):
-    """The rows of a GEMM's tile are such indices; to ask took longer than the rest of the analysis."""
+def test_no_index_up_to_an_extent_or_data_is_proved_negative(monkeypatch: pytest.MonkeyPatch):
+    """Rows of a GEMM's tile, keys of a sequence: to ask of such indices took longer than the rest of the analysis."""
     rows = T.dynamic("rows")
 
     @T.prim_func
-    def program(X: T.Tensor((rows,), "int32"), Y: T.Tensor((8,), "int32")):
+    def program(X: T.Tensor((rows,), "int32"), Y: T.Tensor((8,), "int32"), counts: T.Tensor((1,), "int32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(8):
-                Y[i] = X[T.min(T.truncdiv(i, 2), rows - 1)]
+                Y[i] = X[T.min(T.truncdiv(i, 2), rows - 1)] + X[T.min(i, counts[0] - 1)]
 
     monkeypatch.setattr(tilelang.transform, "LegalizeNegativeIndex", lambda: pytest.fail("asked for"))
-    args = [values(1, 3, dtype="int32"), ints(8)]
+    args = [values(1, 3, dtype="int32"), ints(8), torch.tensor([2], dtype=torch.int32)]
     tilescale.emulate(program, args)
-    assert args[1].tolist() == args[0][[0, 0, 1, 1, 2, 2, 2, 2]].tolist()
+    assert args[1].tolist() == (args[0][[0, 0, 1, 1, 2, 2, 2, 2]] + args[0][[0, 1, 1, 1, 1, 1, 1, 1]]).tolist()
 
 
 def test_what_is_guarded_and_misses_is_told():
