@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy
 import torch._inductor.compile_fx
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
 import torch.distributed.run
 import torch.distributed.tensor  # noqa: F401
 
