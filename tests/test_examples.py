@@ -4,6 +4,7 @@
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,13 +68,15 @@ def test_examples_are_short_and_explained(path: Path):
         assert 'if __name__ == "__main__":\n    main()' in text
 
 
-def runs(number: int) -> list[str]:
-    """One device, and the two largest numbers of them; those between are run in several orders elsewhere."""
-    every = RUNS.get(number, USUAL)
-    return [every[0], *every[-2:]]
+def runs(number: int) -> list[Any]:
+    """One device, and the largest number of them, the one before at night; those between are run in several orders
+    elsewhere.
+    """
+    first, *_, second, last = RUNS.get(number, USUAL)
+    return [(number, first), pytest.param(number, second, marks=pytest.mark.nightly), (number, last)]
 
 
-@pytest.mark.parametrize(("number", "given"), [(n, given) for n in NUMBERED for given in runs(n)])
+@pytest.mark.parametrize(("number", "given"), [run for number in NUMBERED for run in runs(number)])
 def test_emulated(number: int, given: str, capsys: pytest.CaptureFixture[str]):
     done = verdicts(NUMBERED[number], capsys, *given.split(), "--seed=7")
     assert len(done) >= programs(NUMBERED[number]) >= 1
