@@ -337,3 +337,25 @@ def test_a_large_product_takes_what_its_tiles_say():
     rounds = -(-tiles // 132)
     multiply = 2 * 128 * 256 * k / H200.rate("block", "tensor", "bfloat16", sustained=True)
     assert seconds(product(m, n, k, 3, "bfloat16")) == pytest.approx(rounds * multiply, rel=0.06)
+
+
+@pytest.mark.parametrize("to_peer", [True, False])
+def test_converted_elements_travel_in_the_type_of_the_peer(to_peer: bool):
+    def sent(near: str) -> int:
+        @T.prim_func
+        def program(X: T.Tensor((128, 128), near), Y: T.Tensor((128, 128), "bfloat16")):
+            with T.Kernel(device=2, block=1, threads=128):
+                tile = T.alloc_fragment((128, 128), near)
+                with T.Scale("block"):
+                    T.copy(X, tile)
+                    with T.Scale("device") as (rank, _):
+                        if to_peer:
+                            T.copy(tile, Y, dst=1 - rank)
+                        else:
+                            T.copy(Y, tile, src=1 - rank)
+                    T.copy(tile, X)
+
+        spans = tilescale.emulate(program, data=False).timeline.spans
+        return sum(span.nbytes for span in spans if span.name in ("put", "get"))
+
+    assert sent("float32") == sent("bfloat16") == 2 * 128 * 128 * 2

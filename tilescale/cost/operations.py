@@ -51,7 +51,7 @@ def _transfer(
     rows = math.gcd(_row_bytes(copy.near), _row_bytes(copy.far))
     if near_buffer.dtype != far_buffer.dtype:
         rows = 1  # a conversion takes the elements one by one
-    operation, nbytes = "put" if copy.to_peer else "get", region_bytes(copy.near)
+    operation, nbytes = "put" if copy.to_peer else "get", region_bytes(copy.far)
     bounds = [_bytes_at_most(region, names) for region in (copy.near, copy.far)]
     at_most = min((bound for bound in bounds if bound is not None), default=None)
     if whole is None:

@@ -30,10 +30,11 @@ from tilescale.timing.steps import WorkPart, merged
 @cost(ops.COPY.name, runs=True)
 def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
     """A put takes its startup and the transfer time of its bytes, and is visible a latency later. A get takes a round
-    trip.
+    trip. Elements travel in the type of the peer's tile.
     """
     recorder, where, copy = compiler.instrumentation.recorder, compiler.where, Copy.of(call)
     near = Traffic(compiler, copy.near, not copy.to_peer)
+    bits, far_bits = (ir.bits(str(ir.region_parts(region)[0].dtype)) for region in (copy.near, copy.far))
     peer = Peer(compiler, copy.peer, copy.level)
     is_queued = compiler.is_queued(call)
     choose = _by_host(copy.impl) if is_queued else _by_choice(compiler, call)
@@ -44,7 +45,8 @@ def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
 
     def record(frame: Frame) -> None:
         here, there = frame.run.number(frame.unit), frame.run.number(peer.unit(frame))
-        demands, _, nbytes = near.demands(frame)
+        demands, _, held = near.demands(frame)
+        nbytes = held * far_bits // bits
         way = _way(recorder, here, there, nbytes, name, choose, copy.level, frame.program is not None)
         far = recorder.far_memory(there, nbytes) if there != here else {}
         part = WorkPart(name, "transfer", where, merged([demands, way.demands, far]), nbytes)
