@@ -182,7 +182,7 @@ def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
     travel = _travel(machine, ranks, job.rows, job.row_bytes)
     if travel is None:
         return math.inf
-    begins = _beginning(machine, travel)
+    begins = travel.beginning
     chunk, gathers = min(CHUNK, job.rows), job.collective == "all_gather"
     products = 1 + job.gated
     # Weights that are not gated have a grid each, of which the widest says how they are cut.
@@ -257,7 +257,7 @@ def _exchanges_as_a_whole(machine: Machine, nbytes: int, transposed: int, ranks:
     whole = _collective(known, "all_to_all", ranks, nbytes) + transposed * transposing
     sent = (ranks - 1) * part / chunk * travel.sending(chunk)
     own = travel.keeping(part)
-    return whole <= _beginning(known, travel) + travel.queue.startup + max(sent, own) + travel.keeping(chunk)
+    return whole <= travel.beginning + travel.queue.startup + max(sent, own) + travel.keeping(chunk)
 
 
 def _collective(machine: Machine, operation: str, ranks: int, nbytes: int) -> float:
@@ -277,12 +277,8 @@ def _travel(machine: Machine, parts: int, rows: int, row_bytes: int) -> RowTrans
     queue = next((m for m in offers if m.started_by == "host" and m.put and not m.on_request), None)
     if network is None or queue is None:
         return None
-    return RowTransport(network, queue, parts, rows, row_bytes, 2 / bandwidth_of(machine))
-
-
-def _beginning(machine: Machine, travel: RowTransport) -> float:
-    """Seconds of a call with a queue beyond those in the formulas of chunks."""
-    return travel.fork_and_join + machine.tensor_level.launch
+    launch = machine.tensor_level.launch
+    return RowTransport(network, queue, parts, rows, row_bytes, 2 / bandwidth_of(machine), launch=launch)
 
 
 def _work(

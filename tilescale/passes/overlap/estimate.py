@@ -16,7 +16,15 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.collectives.record import TENSORS
-from tilescale.collectives.select import CollectiveQuery, everything, members, numbering, seconds, select
+from tilescale.collectives.select import (
+    CollectiveQuery,
+    everything,
+    measured_times,
+    members,
+    numbering,
+    seconds,
+    select,
+)
 from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.hda import Mechanism, Network
@@ -62,6 +70,8 @@ class RowTransport:
         parts, height: the number of parts, and the rows of each.
         row_bytes: bytes of a row.
         local: seconds that a byte takes within a unit's own memory.
+        launch: seconds of the launch of the grid.
+        loading: seconds of a program's load of a byte, and latency of the unit's memory.
     """
 
     network: Network
@@ -71,6 +81,8 @@ class RowTransport:
     row_bytes: int
     local: float
     by_tiles: bool = False
+    launch: float = 0.0
+    loading: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
     def of(cls, site: CollectiveSite, uses: AccessMaps, parts: int, height: int, carrier: str = QUEUE) -> RowTransport:
@@ -88,14 +100,16 @@ class RowTransport:
         if network is None or not able:
             name = network.name if network is not None else uses.machine.name
             raise Declined(f"no mechanism of {name} moves data {'while' if carrier == QUEUE else 'where'} programs run")
-        whole = region_bytes(site.made.whole[0]) or 0
+        whole, memory = region_bytes(site.made.whole[0]) or 0, uses.machine.layer_for("global")
         row_bytes, local = whole // (parts * height), 2 / bandwidth_of(uses.machine)
-        return cls(network, able[0], parts, height, row_bytes, local, by_tiles=carrier != QUEUE)
+        loading = (1 / memory.per_program if memory.per_program else 0.0), memory.latency
+        launch = uses.machine.tensor_level.launch
+        return cls(network, able[0], parts, height, row_bytes, local, carrier != QUEUE, launch, loading)
 
     @property
-    def fork_and_join(self) -> float:
-        """Exposed seconds of the queue; 0 if programs move the rows."""
-        return 0.0 if self.by_tiles else self.queue.fork_and_join
+    def beginning(self) -> float:
+        """Seconds of the launch, and of the fork and the join of the queue; there is none if programs move the rows."""
+        return self.launch + (0.0 if self.by_tiles else self.queue.fork_and_join)
 
     def sending(self, rows: int) -> float:
         """Seconds for some rows to another unit; the queue has begun before."""
@@ -115,9 +129,14 @@ class RowTransport:
         Args:
             everywhere: whether they send their sums of local tiles, too.
         """
-        together = work.at_once * self.parts * self.height * self.row_bytes / work.tiles
-        share = (1 + everywhere) * (self.parts - 1) / self.parts
-        return replace(work, tile=work.tile + share * self.queue.seconds(together, starts=0))
+        sent = self.queue.seconds((1 + everywhere) * (self.parts - 1) * self.height * self.row_bytes, starts=0)
+        return replace(work, tile=work.tile + sent / work.waves, streamed=work.streamed + sent / work.tiles)
+
+    def summing(self, work: TileWork) -> float:
+        """Seconds in which a tile adds up its parts, one after the other, and stores the sum."""
+        a_byte, latency = self.loading
+        tile = self.parts * self.height * self.row_bytes / work.tiles
+        return (self.parts - 1) * latency + self.parts * tile * a_byte
 
     def chunks(self, step: int) -> Iterator[int]:
         """Possible numbers of rows of a chunk: whole steps, at last the whole part."""
@@ -192,8 +211,9 @@ def _completed(travel: RowTransport, chunk: int, work: TileWork, together: int) 
 def _added_where_made(travel: RowTransport, chunk: int, work: TileWork, arrived: list[float]) -> list[float]:
     """Completion time of each local chunk if its tiles add it up: they are last, and wait in their epilogue."""
     each, others = len(arrived), (travel.parts - 1) * len(arrived)
-    ends = work.done([0.0] * others + [max(came - work.tile, 0.0) for came in arrived])
-    return [float(ends[last(others + number, others + each, work.tiles)]) for number in range(each)]
+    ends = work.done([0.0] * others + [max(came - work.tile - work.waits, 0.0) for came in arrived])
+    tiles = (last(others + number, others + each, work.tiles) for number in range(each))
+    return [float(ends[tile]) + travel.summing(work) for tile in tiles]
 
 
 def _added_behind(travel: RowTransport, chunk: int, work: TileWork, arrived: list[float]) -> list[float]:
@@ -209,7 +229,7 @@ def _gone(travel: RowTransport, chunk: int, made: np.ndarray) -> list[float]:
     """When each chunk has arrived, of those that leave one after the other once they are made. A queue that waits for a
     flag begins only then, so that the start-up of each counts; what programs send is there when they are done."""
     if travel.by_tiles:
-        return [ready + travel.network.latency for ready in made.tolist()]
+        return [ready + 2 * travel.network.latency for ready in made.tolist()]  # of a tile, and of its signal
     now, found = 0.0, []
     for ready in made.tolist():
         now = max(now, ready) + travel.queue.startup + travel.sending(chunk)
@@ -235,11 +255,11 @@ def choose_chunk(
     the fork and the join of the queue."""
     chunk = move.chunk
     if chunk is None:
-        times = {count: travel.fork_and_join + seconds(count) for count in map(rows.even, travel.chunks(step))}
+        times = {count: travel.beginning + seconds(count) for count in map(rows.even, travel.chunks(step))}
         move.estimates |= {(carrier, count): time for count, time in times.items()}
         chunk = by_estimate(times)[0]
     chunk = rows.even(min(chunk, travel.height))
-    move.overlapped_s = travel.fork_and_join + seconds(chunk)
+    move.overlapped_s = travel.beginning + seconds(chunk)
     return chunk
 
 
@@ -283,5 +303,8 @@ def in_order(site: CollectiveSite, uses: AccessMaps, grid: float) -> float:
     units, numbered = members(sizes, made.level), numbering(machine, sizes)
     dtype = str(ir.region_parts(made.source)[0].dtype)
     wanted = CollectiveQuery(made.name, TENSORS, made.level, units, numbered, region_bytes(made.whole[0]), dtype)
-    chosen = select(machine, wanted, everything(machine, wanted))
-    return seconds(machine, wanted, chosen.name) + machine.tensor_level.launch + grid
+    able = everything(machine, wanted)
+    known = [pair for name in able.names for pair in measured_times(machine, wanted, [name])]
+    several = len(known) > 1  # one alone may be far from the fastest
+    chosen = min(known, key=lambda pair: pair[1])[0] if several else select(machine, wanted, able).name
+    return seconds(machine, wanted, chosen) + 2 * machine.tensor_level.launch + grid

@@ -140,7 +140,7 @@ def _estimate(found: _PrefetchedGather, move: Move) -> None:
     work = sum(TileWork.of(use, uses, site.made.level).seconds for use in whole)
     barrier = travel.network.latency + uses.machine.tensor_level.launch
     move.in_order_s = found.count * in_order(site, uses, work)
-    move.overlapped_s = travel.fork_and_join + arriving + found.count * (max(work, arriving) + barrier)
+    move.overlapped_s = travel.beginning + arriving + found.count * (max(work, arriving) + barrier)
 
 
 def _grids(part: Part) -> list[GridPhase]:

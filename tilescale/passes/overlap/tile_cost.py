@@ -35,12 +35,14 @@ class TileWork:
         at_once: how many a unit makes at a time.
         streamed: seconds in which the unit's memory delivers what a tile reads. All tiles share its bandwidth: those of
             a last wave that is not full have more each.
+        waits: seconds of a tile's latencies of the memory, which only tiles hide that read at the same time.
     """
 
     tiles: int
     tile: float
     at_once: int
     streamed: float = 0.0
+    waits: float = 0.0
 
     @classmethod
     def of(cls, use: TensorUse, uses: AccessMaps, level: str) -> TileWork:
@@ -56,14 +58,21 @@ class TileWork:
         tiles, at_once = max(sum(rounds), 1), min(places, programs)
         done = list(_done(use.phase, use.launch, uses, repeats))
         arithmetic = sum(count / rate_of(machine, dtype) for dtype, count in _products(done))
-        cache = machine.layer_for("global").cache_bandwidth or float("inf")
-        traffic = max(_bytes(use.phase, uses) / bandwidth_of(machine), _carried(done, uses) / cache)
-        return cls(tiles, max(arithmetic * places, traffic * at_once) / tiles, at_once)
+        memory, carried = machine.layer_for("global"), _carried(done, uses)
+        cache, alone = memory.cache_bandwidth or float("inf"), memory.per_program or float("inf")
+        traffic = max(_bytes(use.phase, uses) / bandwidth_of(machine), carried / cache)
+        tile = max(arithmetic * places, carried / alone) / tiles
+        return cls(tiles, tile, at_once, traffic / tiles, WAITS * memory.latency)
 
     @property
     def seconds(self) -> float:
         """Seconds until all tiles are done, without waits."""
-        return max(-(-self.tiles // self.at_once) * self.tile, self.tiles * self.streamed)
+        return max(self.waves * (self.tile + self.waits), self.tiles * self.streamed + self.waits)
+
+    @property
+    def waves(self) -> int:
+        """The number of tiles of a place."""
+        return -(-self.tiles // self.at_once)
 
     def done(self, ready: np.ndarray | Sequence[float] = (0.0,)) -> np.ndarray:
         """When each tile is done, in the order in which they begin.
@@ -74,10 +83,10 @@ class TileWork:
         each = np.maximum.accumulate(ready)[last(np.arange(self.tiles), self.tiles, len(ready))]
         done = np.empty(self.tiles)
         for first in range(0, self.tiles, self.at_once):
-            round_ = slice(first, min(first + self.at_once, self.tiles))
-            free = done[first - self.at_once : round_.stop - self.at_once] if first else 0.0
-            done[round_] = np.maximum(each[round_], free) + self.tile
-        return np.maximum(done, self._read(each))
+            wave = slice(first, min(first + self.at_once, self.tiles))
+            free = done[first - self.at_once : wave.stop - self.at_once] if first else 0.0
+            done[wave] = np.maximum(each[wave], free) + self.tile + self.waits
+        return np.maximum(done, self._read(each) + self.waits)
 
     def _read(self, ready: np.ndarray) -> np.ndarray:
         """When each tile has read its operands. Tiles that run at once, and are ready at once, read together."""
@@ -91,6 +100,10 @@ class TileWork:
     def made(self, chunks: int) -> np.ndarray:
         """Seconds at which each of `chunks` equal chunks of tiles is complete, if no tile waits."""
         return self.done()[last(np.arange(chunks), chunks, self.tiles)]
+
+
+WAITS = 3
+"""Memory latencies of a tile that nothing of it hides: the first loads of a pipeline, the second ones, the stores."""
 
 
 def last(number: Any, count: int, others: int) -> Any:
