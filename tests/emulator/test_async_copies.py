@@ -7,6 +7,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.support import WORLDS, assert_same, blank, values
+from tests.halves import half_at_night
 
 SEEDS = (None, 0, 1, 2)
 
@@ -49,8 +50,9 @@ def gather(world: int, rows: int, chunk: int | None, form: str, columns: int = 5
     return program
 
 
-@pytest.mark.parametrize("form", ["slots", "joined", "slots in place", "joined in place"])
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    ("world", "form"), half_at_night(WORLDS, ["slots", "joined", "slots in place", "joined in place"])
+)
 def test_a_gather_brings_all_parts_to_all(world: int, form: str):
     rows, chunk = 7, 3  # the last chunk has one row
     parts = [values(r, rows, 5, dtype="int32") for r in range(world)]
@@ -232,8 +234,7 @@ def handed_on(world: int, rounds: int):
     return program
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("world", "seed"), half_at_night(WORLDS, SEEDS))
 def test_copies_after_what_programs_have_counted(world: int, seed: int | None):
     args = [[values(r, 3, 4, 8, dtype="int32"), blank(3, 4, 8, dtype="int32")] for r in range(world)]
     tilescale.emulate(handed_on(world, 3), args, schedule_seed=seed)

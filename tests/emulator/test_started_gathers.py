@@ -7,6 +7,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.support import WORLDS, assert_same, blank, values
+from tests.halves import half_at_night
 from tilescale.errors import RaceError
 
 SEEDS = (None, 0, 1, 2)
@@ -132,8 +133,9 @@ def along_columns(world: int, form: str):
     return program
 
 
-@pytest.mark.parametrize("form", ["joined", "slots", "joined in place", "slots in place"])
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    ("world", "form"), half_at_night(WORLDS, ["joined", "slots", "joined in place", "slots in place"])
+)
 def test_a_gather_along_columns(world: int, form: str):
     sent = [values(r, ROWS, world, COLUMNS, dtype="int32") for r in range(world)]
     args = [[x.clone(), blank(world, ROWS, COLUMNS, dtype="int32")] for x in sent]

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 
 from tests.cuda.support import source
+from tests.halves import half_at_night
 from tests.ops.roundings import as_it_lies, by_pytorch, of_many_magnitudes, same
 from tilescale.errors import ArgumentError
 from tilescale.ops.rounding import (
@@ -32,15 +31,6 @@ SHAPES = ((1, 16), (70, 48), (TILE[1] + 16, 9 * TILE[0] + 16), (3, 4112))
 SCALINGS = ("rowwise", "tensorwise")
 
 LAYOUTS = ("contiguous", "across", "strided")
-
-
-def half_at_night(*axes: Sequence[Any]) -> list[Any]:
-    """All combinations of values: of two that differ in one value only, one runs at night."""
-    every = list(product(*map(range, map(len, axes))))
-    return [
-        pytest.param(*(axis[i] for axis, i in zip(axes, at, strict=True)), marks=[pytest.mark.nightly] * (sum(at) % 2))
-        for at in every
-    ]
 
 
 def meets_all(shape: int, scaling: int, how: int, kind: int) -> bool:
