@@ -35,7 +35,7 @@ LIMITS = {"device_phases": 360, "never_hang": 240, "cluster_check": 240, "thread
           "schedules_check": 400, "float8_check": 400, "tile_sums_check": 300, "flags_check": 240,
           "bits_check": 240, "endurance_check": 240, "fuzz_check": 240, "attention_check": 420,
           "peer_atomics": 300, "prefetch_check": 240, "dynamic_check": 300, "messages_check": 300,
-          "moe_check": 300, "moe_float8_check": 300, "order_check": 300}  # fmt: skip
+          "moe_check": 300, "moe_float8_check": 300, "order_check": 300, "decode_check": 300}  # fmt: skip
 """Seconds of scripts that need more than 150: about twice their time next to others, as hosts differ as much."""
 PARTS = Counter(ops_check=4, attention_check=2, messages_check=2)
 """Number of jobs that a script's checks are divided into, as each of them compiles for long."""

@@ -20,10 +20,13 @@ import tilescale  # noqa: E402
 from tests.gpu import named_checks  # noqa: E402
 from tilescale import ops  # noqa: E402
 
-LIMIT_S = 140.0
+LIMIT_S = 200.0
 PROMPT, TOKENS, KEYS = 16, 256, 320
-VOCABULARY, STEPS, RATE, LEARNED = 512, 600, 1e-3, 0.02
-"""Of the models; of training: steps at most, their rate, and the loss behind which the text is learned."""
+VOCABULARY, STEPS, OFTEN, RATE = 256, 2000, 50, 1e-3
+"""Of the models; of training: steps at most, those between two tests of what is learned, and their rate."""
+
+MARGIN = 3.0
+"""Least distance of a right token's logit to the next one: far more than bfloat16 rounds."""
 
 KINDS = {"llama": ("LlamaConfig", "LlamaForCausalLM"), "qwen3": ("Qwen3Config", "Qwen3ForCausalLM")}
 
@@ -46,11 +49,10 @@ class Check:
             texts[:, :PROMPT], max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False,
             attention_mask=torch.ones_like(texts[:, :PROMPT]), pad_token_id=0,
         )[:, PROMPT:]  # fmt: skip
-        if not want.equal(texts[:, PROMPT:]):
-            print(f"{self.kind}: the model has not learned {int((want != texts[:, PROMPT:]).sum())} tokens", flush=True)
-        if not found.equal(want):
-            wrong = (found != want).nonzero()
-            raise AssertionError(f"{len(wrong)} of {found.numel()} tokens differ, first {wrong[0].tolist()}")
+        for who, made in ("the model", want), ("one launch", found):
+            wrong = (made != texts[:, PROMPT:]).nonzero()
+            if len(wrong):
+                raise AssertionError(f"{who}: {len(wrong)} of {made.numel()} tokens differ, first {wrong[0].tolist()}")
 
     def model(self, texts: torch.Tensor) -> Any:
         """A small model that continues these texts, with the same parameters on all ranks."""
@@ -61,9 +63,9 @@ class Check:
         sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4}
         made = kind(config(**sizes, head_dim=128, num_hidden_layers=4, vocab_size=VOCABULARY)).cuda()
         optimizer = torch.optim.AdamW(made.parameters(), RATE, weight_decay=0.0)
-        for _ in range(STEPS):
+        for number in range(STEPS):
             loss = made(texts, labels=texts).loss
-            if float(loss) < LEARNED:
+            if number % OFTEN == 0 and self.margin(made, texts) > MARGIN:
                 break
             optimizer.zero_grad()
             loss.backward()
@@ -72,6 +74,12 @@ class Check:
         for parameter in made.parameters():
             parameter.data = ops.broadcast(parameter.data)
         return made
+
+    @torch.no_grad()
+    def margin(self, model: Any, texts: torch.Tensor) -> float:
+        """Least distance of the logit of the right token to the largest other one."""
+        logits, right = model(texts).logits[:, PROMPT - 1 : -1], texts[:, PROMPT:, None]
+        return float((logits.gather(-1, right)[..., 0] - logits.scatter(-1, right, -torch.inf).amax(-1)).min())
 
     @torch.no_grad()
     def decoded(self, model: Any, prompt: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,13 @@ def test_models_whose_experts_lie_over_the_ranks():
     assert re.findall(r"passed (\w+)", done.output) == ["Mixtral", "Qwen3Moe", "DeepseekV3", "FP8Experts", "Float8"]
 
 
+def test_a_model_decodes_over_the_ranks():
+    """See scripts/decode_step.py."""
+    pytest.importorskip("transformers")
+    done = run_words([*command("tilescale run", 2), str(SCRIPTS / "decode_step.py")], **EMULATED)
+    assert done.code == 0 and done.output.count("passed") == 2, done.output
+
+
 def test_a_parallel_model_learns_as_the_plain_one():
     """See scripts/llama.py."""
     done = run_words([*command("tilescale run", 2), str(SCRIPTS / "llama.py")], **EMULATED)
