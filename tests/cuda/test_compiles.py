@@ -30,7 +30,10 @@ from tilescale.ops import (
 from tilescale.ops.expert_float8 import Float8Form
 from tilescale.ops.key_cache import CacheLayout
 
-pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+pytestmark = [
+    pytest.mark.nightly,  # long compilations
+    pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed"),
+]
 
 PROGRAMS = {
     "tma": lambda: [programs.put_with_signal(impl="tma")],
@@ -117,8 +120,8 @@ GROUPS = {"examples": [], "others": [clusters, operators, thread_groups], "b200"
 @pytest.mark.parametrize(
     ("machine", "which"),
     [
-        pytest.param("h200-sxm-8", "examples", marks=pytest.mark.nightly),
-        pytest.param("h200-sxm-8", "others", marks=pytest.mark.nightly),
+        ("h200-sxm-8", "examples"),
+        ("h200-sxm-8", "others"),
         ("b200-sxm-8", "b200"),
         ("a100-sxm-8", "a100"),
     ],

@@ -27,7 +27,7 @@ WITHOUT = {
     "13_ring_attention": "no level 'warpgroup'",
 }
 """Examples with units or memory of other machines, and the text of the error."""
-OFTEN = ["01_neighbour_shift", "06_ag_gemm", "18_moe"]
+OFTEN = ["01_neighbour_shift", "05_all_to_all", "06_ag_gemm"]
 """Examples whose text is generated at each run of the tests; by night all."""
 COMPILER = shlex.split(os.environ.get("HIPCC", ""))
 """A compiler of HIP with its options, such as `hipcc --offload-arch=gfx942`."""
