@@ -151,7 +151,7 @@ TARGETS = (
     _running("wait_guard", "test_execute_failures", functions=("barrier", "blame", "_scene")),
     _running("diagnosis", "test_execute_failures"),
     _running("occupancy", "test_execute_occupancy"),
-    _overlap("scatter", "test_reductions", "test_reads_behind"),
+    _overlap("scatter", "test_reductions", "test_reads_behind", "test_symbolic"),
     _persistent("placement"),
     _persistent("counters"),
     _persistent("dependences"),

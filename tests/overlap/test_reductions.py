@@ -264,6 +264,12 @@ def test_the_cheaper_carrier_is_the_first_choice():
     assert chosen.carrier == "tiles" and chosen.overlapped_s == tiles.overlapped_s < queue.overlapped_s
 
 
+def test_the_queue_is_the_first_choice_where_the_link_takes_most_of_the_time():
+    func = scale_then_reduce(2, 1 << 13, 128, columns=512)
+    chosen, tiles, queue = (overlapped(func, carrier=carrier)[1].moves[0] for carrier in (None, "tiles", "queue"))
+    assert chosen.carrier == "queue" and chosen.overlapped_s == queue.overlapped_s < tiles.overlapped_s
+
+
 def test_blocks_in_an_order_of_their_own_do_not_wait():
     @T.prim_func
     def f(X: T.Tensor((16, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
