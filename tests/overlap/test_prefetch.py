@@ -164,7 +164,7 @@ def products(devices: int, size: int, count: int) -> Any:
 
 
 def test_large_layers_are_faster_and_the_default_chooses_it():
-    func = products(4, 4096, 6)
+    func = products(4, 4096, 4)
     kernel = tilescale.compile(func)
     (move,) = kernel.moves.moves
     assert move.overlapped and "ahead" in kernel.schedule
