@@ -64,7 +64,7 @@ def run_words(words: Sequence[str], **variables: str) -> Done:
 
     A Python, and those that it starts, has torch and TileLang loaded already.
     """
-    words = [warm.python() if word == sys.executable else word for word in words]
+    words = [warm.python() if word == sys.executable else word for word in words[:1]] + [*words[1:]]
     env = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
