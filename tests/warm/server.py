@@ -64,7 +64,8 @@ class Server:
         print("ready", flush=True)
         while True:
             for key, _ in self._selector.select():
-                key.data()
+                if self._selector.get_map().get(key.fd) is key:  # else an event before it has ended its process
+                    key.data()
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
