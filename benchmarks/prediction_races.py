@@ -27,7 +27,8 @@ def form(name: str, dtype: str, m: int, n: int, k: int) -> tuple[Any, list[Any]]
     import torch
 
     sys.path[:0] = [str(BENCHMARKS / "works")]
-    program = importlib.import_module("product_forms").forms(m, n, k, dtype)[name]()
+    works = importlib.import_module("product_forms")
+    program = (works.forms(m, n, k, dtype) | works.tiled(m, n, k, dtype))[name]()
     buffers = [program.buffer_map[parameter] for parameter in program.params]
     extents = [[n if isinstance(n, int) else getattr(n, "value", m) for n in buffer.shape] for buffer in buffers]
     types = [getattr(torch, str(buffer.dtype)) for buffer in buffers]

@@ -74,6 +74,10 @@ REASONS = {
         "measured. Between 1 and 16 MiB a block makes a few transfers only. The model's link is saturated from the "
         "first one on. Ramp-up and drain of the link are a likely cause, and were not measured."
     ),
+    "tiles": (
+        "clusters with smaller tiles are slower than simulated. Both blocks synchronize at each step of K, and "
+        "fewer operations hide that latency; this cause was not measured. The fastest tiles are the right ones."
+    ),
     "sequence": "the host's launch of NCCL, as above; it matters where the GEMM is too short to hide it.",
 }
 """Group -> reason why some of its rows are off by more than a quarter."""
@@ -182,6 +186,7 @@ SIMULATIONS: dict[str, Callable[..., float]] = {
     "examples": lambda example, sizes, devices: simulated(programs.example(example, devices, sizes)) / US,
     "races": race,
     "forms": form,
+    "tiles": form,
 }
 """Group -> simulation of one of its rows, in the unit of the group."""
 
@@ -198,7 +203,7 @@ def reference() -> dict[str, Any]:
     ]
     method = f"{results['machine']['gpus']} x {results['machine']['gpu']}, in a graph; median of the rounds"
     own = {"name": "collectives", "unit": "us", "title": "Collectives of TileScale on two GPUs", "method": method}
-    return {**found, "groups": [*found["groups"], {**own, "rows": rows}, raced(), formed()]}
+    return {**found, "groups": [*found["groups"], {**own, "rows": rows}, raced(), formed(), tiled()]}
 
 
 def raced() -> dict[str, Any]:
@@ -225,19 +230,38 @@ FORM_TITLES = {
 """Contender of `benchmarks/products.py` -> the form of its GEMM."""
 
 
+PRODUCTS = "NVIDIA H200, benchmarks/products.py, interleaved with cuBLAS; median of the rounds"
+"""GPU and method of these measurements."""
+
+
 def formed() -> dict[str, Any]:
     """Measurements of forms of a GEMM by `benchmarks/products.py`."""
-    results = json.loads(FORMS.read_text())
     rows = [
         {
             "what": f"{FORM_TITLES[row['contender']]}, {row['dtype']}, {' x '.join(map(str, row['shape']))}",
             "form": row["contender"], "dtype": row["dtype"], "shape": row["shape"], "measured": row["us"],
         }
-        for row in results["rows"]
-        if row["contender"] != row["baseline"]
+        for row in _products("product_form")
     ]  # fmt: skip
-    method = f"{results['machine']['gpu']}, benchmarks/products.py, interleaved with cuBLAS; median of the rounds"
-    return {"name": "forms", "unit": "us", "title": "Forms of a GEMM on one GPU", "method": method, "rows": rows}
+    return {"name": "forms", "unit": "us", "title": "Forms of a GEMM on one GPU", "method": PRODUCTS, "rows": rows}
+
+
+def tiled() -> dict[str, Any]:
+    """Measurements of GEMMs with tiles of several sizes by `benchmarks/products.py`."""
+    rows = [
+        {
+            "what": f"{FORM_TITLES[form]}, {tiles}, {' x '.join(map(str, row['shape']))}",
+            "form": row["contender"], "dtype": row["dtype"], "shape": row["shape"], "measured": row["us"],
+        }
+        for row in _products("product_tiles")
+        for form, _, tiles in [row["contender"].partition(", ")]
+    ]  # fmt: skip
+    return {"name": "tiles", "unit": "us", "title": "Tiles of a GEMM on one GPU", "method": PRODUCTS, "rows": rows}
+
+
+def _products(work: str) -> list[dict[str, Any]]:
+    rows = json.loads(FORMS.read_text())["rows"]
+    return [row for row in rows if row["work"] == work and row["contender"] != row["baseline"]]
 
 
 def compare(group: dict[str, Any]) -> list[dict[str, Any]]:

@@ -123,6 +123,21 @@ def test_the_form_that_is_simulated_to_be_fastest_is_fast():
         assert chosen["measured"] <= 1.05 * min(row["measured"] for row in each)
 
 
+@pytest.mark.parametrize("form", ["in turns", "clusters"])
+def test_the_tiles_that_are_simulated_to_be_fastest_are_fast(form: str):
+    """Within 5 % of the tiles and stages that were measured to be the fastest."""
+    (rows,) = [group["rows"] for group in results()["groups"] if group["name"] == "tiles"]
+    each = [row for row in rows if row["form"].startswith(form)]
+    assert len(each) == 8
+    least = min(row["simulated"] for row in each)
+    chosen = [row["measured"] for row in each if row["simulated"] == least]  # stages may change nothing
+    assert max(chosen) <= 1.05 * min(row["measured"] for row in each)
+
+
+def test_tiles_are_those_of_this_source(predictions: ModuleType):
+    assert simulated_again(predictions, "tiles", lambda r: r["form"] == "clusters, 128 x 256, 3 stages") == 1
+
+
 def test_examples_are_those_of_this_source(predictions: ModuleType):
     assert simulated_again(predictions, "examples", lambda row: True)
 

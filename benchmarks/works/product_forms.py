@@ -17,11 +17,19 @@ from trials import Case, checked, ours
 import tilescale.language as T
 from tilescale.ops import gemm_rs
 from tilescale.ops.persistent import turns_of
-from tilescale.ops.products import TILINGS, GemmSpec, at_once, concurrent_stores, multiply, rescale
+from tilescale.ops.products import TILINGS, GemmSpec, GemmTiling, at_once, concurrent_stores, multiply, rescale
 from tilescale.tuning.race import Contender, Heat, Runner
 
 GROUP = 8
 """Rows of tiles of a rasterization group."""
+
+TILES = (
+    (128, 256, 3), (128, 256, 4), (128, 128, 3), (128, 128, 4), (128, 128, 6), (64, 256, 4), (64, 128, 4), (64, 128, 6),
+)  # fmt: skip
+"""Rows, columns and stages of the loop, of tiles that `tilescale tune` could choose from."""
+
+TILED = ("in turns", "clusters")
+"""Forms that race with all of these tiles."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
@@ -33,17 +41,27 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
         for n, k in (wide, narrow), (narrow, wide):
             for dtype in "float8_e4m3fn", "bfloat16":
                 yield Work(m, n, k, dtype).heat()
+    yield Work(*((1024, 2048, 1024) if quick else (4096, 8192, 3584)), "bfloat16").tiles_heat()
 
 
-def forms(m: int, n: int, k: int, dtype: str) -> dict[str, Callable[[], Any]]:
+def forms(m: int, n: int, k: int, dtype: str, tiles: GemmTiling = TILINGS[0]) -> dict[str, Callable[[], Any]]:
     """Form -> the function that makes its program, with the arguments of `gemm_rs.program`."""
-    own = GemmSpec(n, k, dtype, TILINGS[0], transposed=True, biased=False)
+    own = GemmSpec(n, k, dtype, tiles, transposed=True, biased=False)
     return {
         "a block a tile": lambda: gemm_rs.program(1, own),
         "in turns": lambda: gemm_rs.in_turns(1, concurrent_stores(own), at_once()),
         "in turns, counted": lambda: counted(m, concurrent_stores(own), at_once()),
         "clusters": lambda: by_clusters(m, own),
     }
+
+
+def tiled(m: int, n: int, k: int, dtype: str) -> dict[str, Callable[[], Any]]:
+    """Form and tiles -> the function that makes the program."""
+    found = {}
+    for rows, columns, stages in TILES:
+        made = forms(m, n, k, dtype, GemmTiling(rows, columns, 1.0, stages=stages))
+        found |= {f"{form}, {rows} x {columns}, {stages} stages": made[form] for form in TILED}
+    return found
 
 
 def counted(m: int, of: GemmSpec, blocks: int) -> Any:
@@ -133,10 +151,17 @@ class Work:
         self.is_scaled = dtype.startswith("float8")
 
     def heat(self) -> Heat:
-        made = forms(self.m, self.n, self.k, self.dtype).items()
-        entries = [Contender("cublas alone", self.library), *(ours(name, form, self.own) for name, form in made)]
+        return self._heat("product_form", forms, "eager")
+
+    def tiles_heat(self) -> Heat:
+        """Some forms with tiles of several sizes."""
+        return self._heat("product_tiles", tiled, "graph")
+
+    def _heat(self, name: str, made: Callable[..., dict[str, Callable[[], Any]]], mode: str) -> Heat:
         shape, flops = (self.m, self.n, self.k), 2 * self.m * self.n * self.k
-        return Heat("product_form", shape, self.dtype, 1, "eager", entries[0].name, entries, flops)
+        own = (ours(form, make, self.own) for form, make in made(*shape, self.dtype).items())
+        entries = [Contender("cublas alone", self.library), *own]
+        return Heat(name, shape, self.dtype, 1, mode, entries[0].name, entries, flops)
 
     def draw(self, seed: int) -> Case:
         """A, B, their scales, and the GEMM's result in float32."""

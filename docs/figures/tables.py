@@ -88,7 +88,8 @@ def races() -> str:
 def forms() -> str:
     """Ratios of the forms of a GEMM to cuBLAS."""
     lines = []
-    for (_, dtype), group in groupby(measured("products")["rows"], lambda row: (row["shape"], row["dtype"])):
+    rows = [row for row in measured("products")["rows"] if row["work"] == "product_form"]
+    for (_, dtype), group in groupby(rows, lambda row: (row["shape"], row["dtype"])):
         of = {row["contender"]: row for row in group}
         ratios = (f"{of[name]['ratio']:.2f}" for name in FORMS)
         lines.append([shape(of[FORMS[0]]), dtype.partition("_")[0], *ratios])
