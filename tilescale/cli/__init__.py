@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
+from typing import Any
+
 import click
 
 from tilescale import __version__
@@ -16,8 +21,26 @@ from tilescale.cli.new import new
 from tilescale.cli.run import run
 from tilescale.cli.tune import tune
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Errors of an output that takes no more."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class Commands(click.Group):
+    """Commands whose output may be a file on a full disk: an error of one line."""
+
+    def main(self, *args: Any, **given: Any) -> Any:
+        """As click's."""
+        try:
+            return super().main(*args, **given)
+        except OSError as error:
+            if error.errno not in FULL or error.filename is not None:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left at its end
+            click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)
+            sys.exit(1)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tilescale")
 def main() -> None:
     """Tile programs for a whole machine.

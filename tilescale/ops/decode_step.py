@@ -55,7 +55,8 @@ class DecodeStep(nn.Module):
         step.load(made.past_key_values)
         logits = step(made.logits[:, -1].argmax(-1))
 
-    A CUDA graph may capture a call: the lengths of the sequences are on the device. On several ranks each one has its
+    A CUDA graph may capture a call: the lengths of the sequences are on the device. Only calls check that the cache
+    is not full; replays beyond it store nothing, and their logits are wrong. On several ranks each one has its
     heads and its part of the MLP; sums over the ranks are part of the launch.
 
     Args:
