@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tilescale.language as T
-from tilescale.ops.float8_wire import GROUP, WIRE, last_of, quantize
+from tilescale.ops.float8_wire import GROUP, quantize
 from tilescale.ops.grouped_float8 import scaled_gated_grid, scaled_grid
 from tilescale.ops.moe_tables import tables_grids, whole
 from tilescale.ops.persistent import turns_of_first
@@ -24,6 +24,7 @@ from tilescale.ops.row_exchange import (
     sum_grid,
     tiles_in,
 )
+from tilescale.program.wire import WIRE, last_of
 
 DTYPE = "bfloat16"
 """Type of tokens and results."""

@@ -8,9 +8,10 @@ which take as long to load, and of which most have no token.
 
 
 import tilescale.language as T
-from tilescale.ops.float8_wire import GROUP, WIRE, last_of, quantize
+from tilescale.ops.float8_wire import GROUP, quantize
 from tilescale.ops.persistent import turns_of
 from tilescale.ops.products import DEPTH, launch
+from tilescale.program.wire import WIRE, last_of
 
 ROWS, WIDE = 32, 128
 """Rows of tokens, and of weights, of a tile."""

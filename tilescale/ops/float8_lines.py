@@ -14,16 +14,13 @@ from torch.nn.functional import pad
 from tilescale.comm import Team
 from tilescale.ops.layout import dtype_name
 from tilescale.ops.whole_tensors import exchanged, gathered
-from tilescale.program.wire import BIAS, FRACTION, INFINITY, LARGEST, LEAST, last_of, line_floats
+from tilescale.program.wire import BIAS, FRACTION, INFINITY, LARGEST, LEAST, UNIT_BYTES, last_of, line_floats
 
 FLOATS = line_floats()
 """Numbers of a line, which share a scale."""
 
 SCALE, BYTES = slice(FLOATS, FLOATS + 4), 128
 """Position of the scale, and bytes, of a line."""
-
-UNIT_BYTES = 16
-"""Parts of an all-reduce are multiples of them."""
 
 
 def all_gather(a: torch.Tensor, team: Team) -> torch.Tensor:

@@ -8,7 +8,6 @@ where other ranks receive them: all ranks have the same bits.
 Scales are powers of two, so scaling itself rounds nothing. A line with an infinity or a NaN becomes NaN as a whole.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,8 +26,7 @@ from tilescale.ops.layout import dtype_of, join, plain, split
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.rounding import FRACTION, largest, power
 from tilescale.ops.whole_tensors import compare_counts, program, spans_nodes, sum_program
-
-WIRE = "float8_e4m3fn"
+from tilescale.program.wire import WIRE
 
 GROUP = 128
 """Numbers of a tile's row that share a scale."""
@@ -96,15 +94,6 @@ def _has_lines(team: Team) -> bool:
     """Whether kernels can send lines between all ranks."""
     machine = current_machine()
     return delivers_lines(machine.network(machine.tensor_level.name)) and not spans_nodes(team)
-
-
-def last_of(dtype: str) -> int:
-    """The bits of 1.75 times a type's largest power of two.
-
-    A larger magnitude, divided by its scale, may be rounded to the next power of two, which the type does not have.
-    """
-    most = torch.finfo(getattr(torch, dtype)).max
-    return int(torch.tensor(1.75 * 2.0 ** math.floor(math.log2(most) - 1e-9)).view(torch.int32))
 
 
 @T.macro

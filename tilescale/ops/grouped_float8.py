@@ -16,12 +16,13 @@ import torch
 import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import check_tensor, dense, two_scales
-from tilescale.ops.float8_wire import GROUP, WIRE, last_of, quantize
+from tilescale.ops.float8_wire import GROUP, quantize
 from tilescale.ops.kernels import local_kernel
 from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.operator import operator
 from tilescale.ops.products import launch
 from tilescale.ops.row_exchange import UNIT_BYTES
+from tilescale.program.wire import WIRE, last_of
 
 STAGES = 4
 """Pipeline stages: as many as fit with the result."""

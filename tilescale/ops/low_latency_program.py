@@ -13,10 +13,11 @@ from typing import Any
 import tilescale.language as T
 from tilescale.ops.expert_float8 import sum_groups
 from tilescale.ops.few_rows_gemm import ROWS, few_gated_grid, few_grid
-from tilescale.ops.float8_wire import GROUP, WIRE, last_of, quantize
+from tilescale.ops.float8_wire import GROUP, quantize
 from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.persistent import turns_of
 from tilescale.ops.row_exchange import CHUNKS, tiles_in
+from tilescale.program.wire import WIRE, last_of
 
 HIGH, THREADS = 16, 128
 """Groups of 128 numbers that a block moves at once, and its threads: few tokens are many blocks."""

@@ -16,6 +16,9 @@ LARGEST, LEAST = 0x43E00000, (BIAS - 117) << FRACTION
 """The bits of 448, the largest number of the type, and of 2^-117, the least that the largest magnitude of a line is
 taken to be: its scale and one over it are normal numbers."""
 
+UNIT_BYTES = 16
+"""Parts of an all-reduce are multiples of them."""
+
 LINE_THREADS, EIGHT = 8, 8
 """Threads that store a line. Each one stores two times eight floats; the last thread stores the scale in place of the
 second ones."""

@@ -7,12 +7,19 @@ import numpy as np
 
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.numerics import numpy_dtype
-from tilescale.program.wire import BIAS, FRACTION, INFINITY, LARGEST, LEAST, WIRE, last_of, line_floats
+from tilescale.program.wire import (
+    BIAS,
+    FRACTION,
+    INFINITY,
+    LARGEST,
+    LEAST,
+    UNIT_BYTES,
+    WIRE,
+    last_of,
+    line_floats,
+)
 
 FLOAT8 = numpy_dtype(WIRE)
-
-UNIT_BYTES = 16
-"""Parts of an all-reduce are multiples of them."""
 
 
 def all_gather(given: list[np.ndarray], axis: int) -> list[np.ndarray]:
