@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,7 +109,7 @@ class _Finder:
             assert launch is not None
             self._grid(part, launch)
         elif isinstance(part, DevicePhase):
-            for stmt in _flat(part.stmt):
+            for stmt in ir.in_order(part.stmt):
                 self._device(stmt, launch)
         elif isinstance(part, Control):
             self._control(part, launch)
@@ -129,7 +129,7 @@ class _Finder:
 
     def _grid(self, phase: GridPhase, launch: Launch) -> None:
         phase = GridPhase(_without_block_order(phase.stmt))
-        if all(isinstance(stmt, ir.Bind) for stmt in _flat(phase.stmt)):
+        if all(isinstance(stmt, ir.Bind) for stmt in ir.in_order(phase.stmt)):
             return
         check_order(phase, launch, self.machine)
         for stmt in ir.statements(phase.stmt):
@@ -198,14 +198,6 @@ def _check_names(launches: Sequence[Launch]) -> None:
         for buffer in launch.buffers:
             if buffer.scope() == "global" and not known.setdefault(buffer.name, buffer.data).same_as(buffer.data):
                 raise Declined(f"two workspaces are named {buffer.name!r}", launch.where)
-
-
-def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
-    if isinstance(stmt, ir.SeqStmt):
-        for inner in stmt.seq:
-            yield from _flat(inner)
-    else:
-        yield stmt
 
 
 def _without_block_order(stmt: ir.Stmt) -> ir.Stmt:

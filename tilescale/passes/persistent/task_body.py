@@ -7,7 +7,7 @@ overlaps with those tasks. Signals end the task, or the last one of the block's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tilelang_core import ir
@@ -48,7 +48,7 @@ class TaskWriter:
         """The statements of a task of a phase."""
         grid = self.grids[number]
         waits = [(need, self._wait(need)) for need in self.needs if need.later == number]
-        first, body = self._alike(list(_flat(self._waiting(grid.phase.stmt, waits))), grid)
+        first, body = self._alike(ir.in_order(self._waiting(grid.phase.stmt, waits)), grid)
         arrives = {id(n.counter): n.counter for n in self.needs if n.earlier == number}.values()
         last = list(ir.statements(grid.phase.stmt))[-1]
         now = [] if grid.loop is None else [grid.loop.index]
@@ -131,13 +131,6 @@ def _flags(counter: Counter, loop: Loop | None) -> ir.Buffer:
     iterations = () if loop is None else (loop.count,)
     shape = [ir.IntImm("int32", n) for n in (*iterations, *counter.shape)]
     return tir.local_buffer(counter.name, shape, "int32", "global")
-
-
-def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
-    for inner in stmt.seq if isinstance(stmt, ir.SeqStmt) else ():
-        yield from _flat(inner)
-    if not isinstance(stmt, ir.SeqStmt):
-        yield stmt
 
 
 def _has_a_value(node: Any) -> bool:
