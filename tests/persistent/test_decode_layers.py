@@ -9,7 +9,7 @@ import tilescale
 from tests.persistent.conftest import FEW
 from tilescale.hda import Machine
 from tilescale.ops.decode_program import decode_layers
-from tilescale.ops.decode_sizes import LayerSizes
+from tilescale.ops.decode_sizes import DEPTH, LayerSizes
 from tilescale.passes.persistent.rewrite import persistent
 
 EPS = 1e-5
@@ -106,3 +106,9 @@ def test_layers_are_the_reference(sizes: LayerSizes, fused: bool, small: Machine
         for name in "KV":
             error = (given[rank][name].float() - want[rank][name].float()).abs().max()
             assert error < 0.1
+
+
+def test_parts_of_an_indivisible_number_of_steps():
+    """More steps than blocks, and a prime number of them: each is a part, as activations of all of them do not fit."""
+    steps = 137
+    assert LayerSizes(batch=16, inner=steps * DEPTH).parts(4096, steps * DEPTH) == steps

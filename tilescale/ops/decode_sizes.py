@@ -3,6 +3,8 @@
 
 from dataclasses import dataclass
 
+from tilescale.ops.softmax import base2
+
 ROWS, DEPTH, THREADS = 64, 128, 128
 """Outputs of a tile of a product; elements of K in a step; threads of a block."""
 
@@ -50,7 +52,7 @@ class LayerSizes:
     @property
     def scale(self) -> float:
         """Factor of scores whose exponentials are powers of two."""
-        return 1.4426950408889634 / self.width**0.5
+        return base2(None, self.width)
 
     @property
     def tiles(self) -> int:
@@ -71,7 +73,7 @@ class LayerSizes:
         """Parts of K of a product: the fewest with which the busiest block loads the fewest weights."""
         tiles, steps = outputs // ROWS, inputs // DEPTH
         fits = [n for n in divisors(steps) if n <= self.blocks and 2 * self.rows * inputs // n <= SLAB]
-        return min(fits, key=lambda n: (self.each(n, tiles) * steps // n, n))
+        return min(fits or [steps], key=lambda n: (self.each(n, tiles) * steps // n, n))
 
     @property
     def projected(self) -> int:
