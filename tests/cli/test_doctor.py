@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-from tilescale.backends.cuda.running import nccl
+from tilescale import backends
 from tilescale.cli import main
 from tilescale.cli.doctor import command, host, job
 from tilescale.cli.doctor.finding import Finding, ask
@@ -137,7 +138,8 @@ def test_nccl_between_all_ranks(monkeypatch, sums: tuple, said: str) -> None:
 
     monkeypatch.setattr(job, "_added_up", added_up)
     monkeypatch.setattr(job, "_NCCL_WITHIN_S", 0.2)
-    monkeypatch.setattr(nccl, "abort", lambda: aborted.append(1))
+    services = replace(backends.device_services(), abort=lambda: aborted.append(1))
+    monkeypatch.setattr(backends, "device_services", lambda: services)
     device = SimpleNamespace(type="cuda")
     for rank in range(2):
         found = job._nccl(SimpleNamespace(rank=rank, size=2, device=device, all_gather=all_gather))

@@ -15,13 +15,13 @@ import tilescale
 from tests.autograd_nodes import no_graph_is_kept
 from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import fetched
+from tilescale.backends.cuda.running import repeated
 from tilescale.backends.cuda.running.plans import ALIGNED
 from tilescale.backends.cuda.running.recording import recorded_memory
+from tilescale.backends.cuda.running.repeated import TRIED, RecordedCalls
 from tilescale.comm import world
 from tilescale.errors import WaitTimeoutError
-from tilescale.ops import repeated
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.repeated import TRIED, RecordedCalls
 
 ENOUGH = TRIED[2] + 1
 PACKAGE = str(Path(tilescale.__file__).parent)

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.gpu.ops_support import compare, main, poison, random, say  # noqa: E402
 from tests.gpu.ranks import DEVICE, RANK, SIZE, barrier, everyones, total  # noqa: E402
 from tilescale import from_tensor, ops  # noqa: E402
+from tilescale.backends.cuda.running import repeated  # noqa: E402
 from tilescale.backends.cuda.running.replay import GraphReplay  # noqa: E402
-from tilescale.ops import repeated  # noqa: E402
 from tilescale.ops.layer_products import column_parallel, row_parallel  # noqa: E402
 
 WARM, CALLS = 10, 6

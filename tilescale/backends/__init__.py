@@ -2,7 +2,8 @@
 """Back ends: `base.py` the manifest and the choice, `emulator/` the CPU, `cuda/` and `hip/` stock TileLang on GPUs of
 NVIDIA and AMD.
 
-`processes.py` compiles several kernels at once; `progress.py` shows a bar.
+`processes.py` compiles several kernels at once; `progress.py` shows a bar. `services.py` is the part of a manifest for
+operators, measurements and `tilescale doctor`.
 """
 
 from tilescale.backends import cuda, emulator, hip
@@ -14,12 +15,26 @@ from tilescale.backends.base import (
     Target,
     choose,
     compiles,
+    device_services,
     generator,
     register,
+    simulated_us,
 )
 
 register(cuda.BACKEND)
 register(hip.BACKEND)
 register(emulator.BACKEND)
 
-__all__ = ["Backend", "Compilation", "Executable", "Lowered", "Target", "choose", "compiles", "generator", "register"]
+__all__ = [
+    "Backend",
+    "Compilation",
+    "Executable",
+    "Lowered",
+    "Target",
+    "choose",
+    "compiles",
+    "device_services",
+    "generator",
+    "register",
+    "simulated_us",
+]

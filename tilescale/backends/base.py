@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 from tilelang_core import ir
+from tilescale.backends.services import DeviceServices
 from tilescale.collectives import AvailableAlgorithms, CollectiveQuery
 from tilescale.collectives.select import everything
 from tilescale.errors import TileScaleError, UnsupportedError
@@ -134,6 +136,9 @@ class Backend:
         check: raises errors of a program that every lowering for a machine has, and that the program can correct.
         pin: queries the hardware for what compilations in forked processes need, which must not; None where nothing is
             compiled.
+        services: loads its functions on devices; None where it has no devices.
+        simulated_us: simulated microseconds of a program without data, by the arguments of `tilescale.emulate`; None
+            where times are not simulated.
     """
 
     name: str
@@ -148,6 +153,8 @@ class Backend:
     )
     check: Callable[[Program, Machine], None] = lambda program, machine: None
     pin: Callable[[], None] | None = None
+    services: Callable[[], DeviceServices] | None = None
+    simulated_us: Callable[..., float] | None = None
 
 
 _BACKENDS: list[Backend] = []
@@ -192,6 +199,20 @@ def compiles() -> bool:
     for pin in able:
         pin()
     return bool(able)
+
+
+@cache
+def device_services() -> DeviceServices:
+    """The functions on devices of the first back end that has devices, whether or not this computer has any."""
+    return next(b.services for b in _BACKENDS if b.services is not None)()
+
+
+def simulated_us(
+    func: ir.PrimFunc, args: Sequence[Any] | None = None, *, machine: Machine, assume: Mapping[str, Any] | None = None
+) -> float:
+    """Simulated microseconds of a program without data. Arguments and errors as of `tilescale.emulate`."""
+    simulate = next(b.simulated_us for b in _BACKENDS if b.simulated_us is not None)
+    return simulate(func, args, machine=machine, assume=assume)
 
 
 def text_target(machine: Machine) -> Any | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import tilescale.language as T
+from tilescale.backends import device_services
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_to_all import all_to_all
@@ -18,7 +19,6 @@ from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.repeated import not_recorded
 
 
 @plain_calls_repeat
@@ -92,7 +92,7 @@ def _of_device(a: torch.Tensor, sent: torch.Tensor, received: Any, most: int | N
 
 def _learned(a: torch.Tensor, sent: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that have come, as many as they are, and how many from each rank."""
-    not_recorded()
+    device_services().not_recorded()
     received = all_to_all(sent, group=name)
     numbers = torch.stack([sent, received]).tolist()
     _check_sizes("sent", numbers[0], size_of(name), None)

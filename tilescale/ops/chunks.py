@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from tilescale.backends import device_services
 from tilescale.comm import Team, init
 from tilescale.cost.reach import linked, message_bytes
 from tilescale.hda.current import current_machine
 from tilescale.ops import whole_tensors
-from tilescale.ops.repeated import not_recorded
 
 WHOLE_BYTES = 2 << 20
 """Largest size that is sent in one chunk."""
@@ -73,7 +73,7 @@ class _ConcurrentStream:
     """A stream of collectives concurrent with the current one; tensors shared by the two are kept alive."""
 
     def __init__(self) -> None:
-        not_recorded()  # streams are not
+        device_services().not_recorded()  # streams are not
         device = init().device
         self._streams = (torch.cuda.current_stream(device), _side(device)) if device.type != "cpu" else None
         self._kept: list[Any] = []

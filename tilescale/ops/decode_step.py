@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tilescale.backends.emulator.emulate import emulate
+from tilescale.backends import simulated_us
 from tilescale.errors import ArgumentError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
@@ -203,7 +203,7 @@ def _fastest(sizes: LayerSizes, machine: Machine) -> str:
 
     def time_us(schedule: str) -> float:
         program = compile_program(func, machine=machine, schedule=schedule).ir
-        return emulate(program, machine=machine, data=False, assume=full, progress=False).time_us
+        return simulated_us(program, machine=machine, assume=full)
 
     return min(SCHEDULES, key=time_us)
 

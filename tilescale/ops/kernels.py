@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 from typing import Any
 
+from tilescale.backends import device_services
 from tilescale.comm import Team
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
-from tilescale.ops import repeated
 from tilescale.runtime import ahead
 from tilescale.runtime.compile import compile as compile_program
 from tilescale.runtime.kernel import Kernel
@@ -63,7 +63,7 @@ def one_of(choice: Callable[[Any], Choice], taken: Any, variants: Iterable[Any])
 
 def local_kernel(build: Callable[..., Any], *given: Any) -> Kernel:
     """The kernel of `build(*given)`, a program of one device that each rank calls for itself."""
-    repeated.not_recorded()  # TileLang's plain launches need no notification of other ranks
+    device_services().not_recorded()  # TileLang's plain launches need no notification of other ranks
     return _kept_local(build, given)
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from tilescale.backends import device_services
 from tilescale.hda.current import current_machine, use_machine
 from tilescale.ops.dtensors import DTensorPlacement, is_dtensor
-from tilescale.ops.repeated import RecordedCalls, recorders
 
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 """Classes of plain tensors."""
@@ -41,7 +41,8 @@ class Operator:
         self.name, self.function = name, _gives_no_views(function)
         self._arguments = {name: "Tensor" in str(p.annotation) for name, p in signature(function).parameters.items()}
         self._dispatched = getattr(torch.ops.tilescale, name).default
-        self._repeated, self._repeated_backward = RecordedCalls(self.function), RecordedCalls(self._gradients)
+        repeated = device_services().repeated
+        self._repeated, self._repeated_backward = repeated(self.function), repeated(self._gradients)
         self._setup: Callable[..., None] | None = None
         self._gives_list = False
         _known[name] = self
@@ -221,11 +222,12 @@ def differentiates(tensors: Sequence[torch.Tensor]) -> bool:
 
 _dispatching, _transforming = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _profiling, _tracing = torch._C._autograd._profiler_enabled, torch._C._get_tracing_state
+_recorders = device_services().recorders
 
 
 def somebody_looks() -> bool:
     """Whether a mode, a transformation of functions, a profiler or a tracer is to see the operator."""
-    return _dispatching() > recorders() or _transforming() is not None or _profiling() or _tracing() is not None
+    return _dispatching() > _recorders() or _transforming() is not None or _profiling() or _tracing() is not None
 
 
 def nobody_looks() -> bool:

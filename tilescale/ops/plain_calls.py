@@ -13,10 +13,13 @@ from typing import Any, TypeVar
 import torch
 from torch.compiler import is_compiling
 
+from tilescale.backends import device_services
 from tilescale.ops.operator import PLAIN, differentiates, nobody_looks
-from tilescale.ops.repeated import TENSOR, RecordedCalls
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_TENSOR = object()
+"""A tensor's place in a form."""
 
 
 def plain_calls_repeat(function: F) -> F:
@@ -25,7 +28,7 @@ def plain_calls_repeat(function: F) -> F:
     Calls that a compiler, autograd, a mode or a profiler is to see are those of the function, and so are calls with
     tensors of another class. Recorded calls raise errors that all ranks raise: so it is applied to `collective`.
     """
-    repeated = RecordedCalls(lambda args, options: function(*args, **options))
+    repeated = device_services().repeated(lambda args, options: function(*args, **options))
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -48,7 +51,7 @@ def _form(given: Any, found: list[torch.Tensor]) -> tuple[Any, ...] | None:
         kind = x.__class__
         if kind in PLAIN:
             found.append(x)
-            form.append(TENSOR)
+            form.append(_TENSOR)
         elif kind is list or kind is tuple:
             inner = _form(x, found)
             if inner is None:

@@ -13,8 +13,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.running.recording import recorded_memory
-from tilescale.backends.cuda.running.stream_order import stream_order
+from tilescale.backends import device_services
 from tilescale.comm import SymmetricHeap, Team, init
 from tilescale.comm.heap.default import heap_for
 from tilescale.errors import ArgumentError, UsageError
@@ -72,7 +71,7 @@ class Workspace:
     def was_read(self) -> None:
         """After a call: order the current stream's reads of the symmetric part before peers' writes of the next call,
         also if this device makes that on another stream."""
-        stream_order(self._device).extend()
+        device_services().was_read(self._device)
 
     def _new_symmetric(self, nbytes: int) -> torch.Tensor:
         import torch
@@ -106,7 +105,7 @@ class _GrowingMemory:
         if nbytes > self.nbytes:
             self._made.append(self._new(nbytes))
             self._views.clear()
-            recorded_memory.replaced()
+            device_services().memory_replaced()
             self.nbytes = nbytes
 
     def take(self, dtype: torch.dtype, shapes: tuple[Sequence[int], ...]) -> list[torch.Tensor]:

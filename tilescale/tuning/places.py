@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang_core import ir
-from tilescale.backends.cuda.running import nccl
-from tilescale.backends.emulator.emulate import emulate
+from tilescale import backends
 from tilescale.comm import World, init
 from tilescale.cost.calibrated import in_force
 from tilescale.errors import UnsupportedError, UsageError
@@ -120,7 +119,7 @@ def here(machine: Machine, units: int | None = None) -> TimeSource:
         return TimeSource(machine, world, True, units or most)
     torch.cuda.set_device(world.device)
     if world.size > 1 and not settings().share_gpus:
-        nccl.group_of_all(world)  # which connects through the job's store, under any launcher
+        backends.device_services().group(world)  # which connects through the job's store, under any launcher
     return TimeSource(machine, world, False, world.size)
 
 
@@ -134,7 +133,7 @@ def simulated_us(func: ir.PrimFunc, machine: Machine, shapes: Sequence[Any] | No
         ArgumentError, NoDataError, UnsupportedError, ...: as `tilescale.emulate` without data.
     """
     args = None if shapes is None else _arguments(func, machine, shapes)
-    return emulate(func, args, machine=in_force(machine), data=False, progress=False).time_us
+    return backends.simulated_us(func, args, machine=in_force(machine))
 
 
 def _arguments(func: ir.PrimFunc, machine: Machine, given: Sequence[Any]) -> list[list[Any]]:

@@ -15,11 +15,18 @@ from tilelang_core.compile import default_target
 from tilescale.backends.base import Backend
 from tilescale.backends.cuda.support import check, collectives, lower, supports
 from tilescale.backends.cuda.target import has_gpu, target_for
+from tilescale.backends.services import DeviceServices
 from tilescale.settings import settings
 
 
 def _available() -> bool:
     return has_gpu() and not settings().emulate
+
+
+def _services() -> DeviceServices:
+    from tilescale.backends.cuda.running.services import SERVICES
+
+    return SERVICES
 
 
 BACKEND = Backend(
@@ -33,4 +40,5 @@ BACKEND = Backend(
     collectives=collectives,
     check=check,
     pin=default_target,
+    services=_services,
 )

@@ -129,10 +129,10 @@ def _nccl() -> Finding:
 
 
 def _nvshmem_transports() -> Finding:
-    from tilescale.backends.tilelang.nvshmem_link import folder
+    from tilescale.backends import device_services
 
     try:
-        libraries = (folder() / "lib").glob("nvshmem_transport_*")
+        libraries = (device_services().library() / "lib").glob("nvshmem_transport_*")
     except DependencyError as error:
         return Finding("NVSHMEM", None, error.message, error.hint or "")
     found = sorted(path.name.split(".")[0].split("_")[-1] for path in libraries)
@@ -179,9 +179,9 @@ def _mpi() -> Finding:
 
 
 def _compiler() -> Finding:
-    from tilescale.backends.cuda.running.toolchain import nvcc
+    from tilescale.backends import device_services
 
-    program = nvcc()
+    program = device_services().compiler()
     if program is None:
         return Finding("compiler", None, "no nvcc", "pip install nvidia-cuda-nvcc, or set CUDA_HOME, to run on GPUs")
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
@@ -189,9 +189,9 @@ def _compiler() -> Finding:
 
 
 def _cache() -> Finding:
-    from tilescale.backends.cuda.running.toolchain import check_cache
+    from tilescale.backends import device_services
 
-    check_cache()
+    device_services().check_cache()
     return Finding("kernel cache", True, "no other user can write to it")
 
 

@@ -134,17 +134,16 @@ def _nccl(world: World) -> Finding:
     """The numbers of all ranks, added up by NCCL, which may find no way and wait for ever."""
     if world.device.type == "cpu":
         return Finding("NCCL", None, "not in use without GPUs")
-    from tilescale.backends.cuda.running import nccl
-    from tilescale.backends.cuda.running.stream_order import IdleWait
+    from tilescale.backends import device_services
 
     found: list[float] = []
-    adding = IdleWait(lambda: found.append(_added_up(world)))
     try:
-        said = "" if adding.within(_NCCL_WITHIN_S) else f"no result within {_NCCL_WITHIN_S:g} s"
+        ended = device_services().runs_within(lambda: found.append(_added_up(world)), _NCCL_WITHIN_S)
+        said = "" if ended else f"no result within {_NCCL_WITHIN_S:g} s"
     except RuntimeError as error:
         said = " ".join(str(error).split())
     if said:
-        nccl.abort()
+        device_services().abort()
     told = world.all_gather(said or ("" if found == [world.size * (world.size - 1) / 2] else f"a wrong sum: {found}"))
     wrong = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
     return Finding(
@@ -159,9 +158,9 @@ def _added_up(world: World) -> float:
     import torch
     import torch.distributed as dist
 
-    from tilescale.backends.cuda.running import nccl
+    from tilescale.backends import device_services
 
     torch.cuda.set_device(world.device)
     number = torch.full((1,), float(world.rank), device=world.device)
-    dist.all_reduce(number, group=nccl.group_of_all(world))
+    dist.all_reduce(number, group=device_services().group(world))
     return number.item()

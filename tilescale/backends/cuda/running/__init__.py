@@ -2,7 +2,7 @@
 """Kernels and device phases, run in order on the caller's stream.
 
 execute.py program_context.py           a program: built once, called with tensors; its interface to steps
-recording.py                            functions of tensors that call programs, recorded
+recording.py repeated.py                functions of tensors that call programs, recorded; which calls of them are
 steps.py plans.py replay.py             steps bound to a call's arguments, kept for the next call, as a CUDA graph
 graph_nodes.py native.py                arguments of a graph's nodes; calls of known forms, in C
 memory.py                               arguments of kernels, workspaces
@@ -21,5 +21,6 @@ moments.py                              when waits and signals began and ended
 barrier_kernel.py stream_order.py       all ranks synchronize; order on streams, waiting for the device
 driver.py streams.py                    calls of the CUDA driver; streams that are not shared
 ahead.py                                kernels known before a program is built: compiled in parallel
+services.py                             what other parts of TileScale reach by the manifest
 agreement.py occupancy.py               before a launch: agreement of ranks, residency of grids that wait
 """

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""Functions of a back end on its devices, for operators, measurements and `tilescale doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilescale.comm import World
+
+
+class RepeatedCalls(Protocol):
+    """A function of tensors among other arguments whose calls are recorded, then replayed."""
+
+    def __call__(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """Call it; `tensors` are those among the arguments, and in lists, tuples and dictionaries there."""
+
+    def of_form(self, form: tuple[Any, ...], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """Call it, while nothing is recorded; `form` are the arguments but for their tensors."""
+
+
+@dataclass(frozen=True)
+class DeviceServices:
+    """Functions of a back end on its devices. Their modules load without devices.
+
+    Attributes:
+        repeated: records calls of a function.
+        not_recorded: marks the current call as one that cannot be recorded.
+        recorders: number of active PyTorch modes that record calls.
+        memory_replaced: says that memory was replaced to which records refer by address.
+        was_read: orders work of a device's current stream since the last call of a program before the next call.
+        group: the device library's process group of all ranks of a job. Collective.
+        abort: ends all process groups, also while their collectives hang.
+        runs_within: whether work that waits for a device ends within some seconds. Raises the device's errors.
+        compiler: the compiler's path; None where there is none.
+        check_cache: raises UntrustedCacheError if another user can change compiled kernels.
+        library: the folder of the library by which kernels reach other hosts. Raises DependencyError.
+    """
+
+    repeated: Callable[[Callable[..., Any]], RepeatedCalls]
+    not_recorded: Callable[[], None]
+    recorders: Callable[[], int]
+    memory_replaced: Callable[[], None]
+    was_read: Callable[[torch.device], None]
+    group: Callable[[World], Any]
+    abort: Callable[[], None]
+    runs_within: Callable[[Callable[[], None], float], bool]
+    compiler: Callable[[], str | None]
+    check_cache: Callable[[], None]
+    library: Callable[[], Path]
