@@ -11,15 +11,18 @@ assignment covers prim_func, macro, lazy and eager jit. Our rewriter does two th
 
 Functions that make programs run many times, for other sizes and machines, and TileLang parses, rewrites and compiles
 the source each time. The code of the same lines is cached: its only other inputs are the few names that are evaluated.
+It is made at a function's first use: most macros that a module defines are never used.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import linecache
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -41,13 +44,11 @@ class _Rewritten:
 
     Attributes:
         code: defines `make_closure`, which makes the function from the names that it closes over.
-        source: the rewritten lines.
         evaluated: the expressions that were evaluated meanwhile, as functions of those names, with their values.
         hints: types of parameters that appear in the body.
     """
 
     code: CodeType
-    source: str
     evaluated: list[tuple[CodeType, Any]]
     hints: dict[str, Any]
 
@@ -56,26 +57,58 @@ _rewritten: LruCache[Hashable, _Rewritten] = LruCache(256)
 """The functions that were rewritten last, by their lines and the names that they close over."""
 
 
-def mutate(func: Callable[..., Any]) -> eager_ast.IRGenerator[..., Any]:
-    """The function that builds the IR of a function of the user's."""
-    nonlocals = utils.get_func_nonlocals(func)
-    file = str(Path(inspect.getsourcefile(func) or inspect.getfile(func)).absolute())
-    lines = _lines(file, func.__code__)
-    known = _rewritten.get(key := (file, *nonlocals, func.__code__.co_firstlineno, lines))
-    if known is None or any(_value(e, nonlocals, func.__globals__) is not value for e, value in known.evaluated):
-        known = Mutator(nonlocals, func.__globals__, file).rewritten(utils.get_ast(func))
-        if lines:
-            _rewritten[key] = known
-    made: dict[str, Any] = {}
-    exec(known.code, func.__globals__, made)
-    return eager_ast.IRGenerator(made["make_closure"](**nonlocals), known.source, dict(known.hints))
+class Generator(eager_ast.IRGenerator):
+    """Builds the IR of a function of the user's, from the lines and the values of names of now."""
+
+    def __init__(self, func: Callable[..., Any]):
+        self._globals = func.__globals__
+        self._nonlocals = utils.get_func_nonlocals(func)
+        self._file = str(Path(inspect.getsourcefile(func) or inspect.getfile(func)).absolute())
+        linecache.checkcache(self._file)
+        self._lines = linecache.getlines(self._file)
+        self._code = func.__code__
+        self._unread = None if self._lines else utils.get_ast(func)
+
+    @cached_property
+    def gen(self) -> Callable[[eager_ast.BaseBuilder], Callable[..., Any]]:
+        made: dict[str, Any] = {}
+        exec(self._made.code, self._globals, made)
+        return made["make_closure"](**self._nonlocals)
+
+    @property
+    def source(self) -> str:
+        return ast.unparse(self._mutator().visited(self._tree()))
+
+    @cached_property
+    def extra_type_hints(self) -> dict[str, Any]:
+        return dict(self._made.hints)
+
+    @cached_property
+    def _made(self) -> _Rewritten:
+        first = self._code.co_firstlineno
+        last = max(line for each in _nested(self._code) for *_, line in each.co_lines() if line)
+        key = (self._file, *self._nonlocals, first, "".join(self._lines[first - 1 : last]))
+        known = _rewritten.get(key)
+        if known is None or any(_value(e, self._nonlocals, self._globals) is not value for e, value in known.evaluated):
+            known = self._mutator().rewritten(self._tree())
+            if self._lines:
+                _rewritten[key] = known
+        return known
+
+    def _mutator(self) -> Mutator:
+        return Mutator(self._nonlocals, self._globals, self._file)
+
+    def _tree(self) -> ast.Module:
+        """The parsed function."""
+        if self._unread is not None:
+            return copy.deepcopy(self._unread)
+        return parsed(self._lines, self._code.co_firstlineno, self._file)
 
 
-def _lines(file: str, code: CodeType) -> str:
-    """The lines of a function in a file, empty if they cannot be read."""
-    linecache.checkcache(file)
-    last = max(line for each in _nested(code) for *_, line in each.co_lines() if line)
-    return "".join(linecache.getlines(file)[code.co_firstlineno - 1 : last])
+def parsed(lines: list[str], first: int, file: str) -> ast.Module:
+    """The function that begins in a line of a file."""
+    text = utils._remove_leading_ident("".join(inspect.getblock(lines[first - 1 :])))
+    return ast.parse("\n" * (first - 1) + text, file)
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
@@ -100,10 +133,12 @@ class Mutator(_StockMutator):
         self._evaluated: list[tuple[CodeType, Any]] = []
 
     def rewritten(self, tree: ast.Module) -> _Rewritten:
+        code = compile(self.visited(tree), self.filename, "exec")
+        return _Rewritten(code, self._evaluated, self.extra_type_hints)
+
+    def visited(self, tree: ast.Module) -> ast.Module:
         """The rewritten form of a parsed function, changed in place."""
-        tree = ast.fix_missing_locations(self.visit(tree))
-        code = compile(tree, self.filename, "exec")
-        return _Rewritten(code, ast.unparse(tree), self._evaluated, self.extra_type_hints)
+        return ast.fix_missing_locations(self.visit(tree))
 
     def _try_eval(self, node: ast.expr) -> Any:
         text = f"lambda {', '.join(self.nonlocals)}: {ast.unparse(node)}"
@@ -194,7 +229,7 @@ def names_bound_at(file: str, line: int) -> list[str]:
 
 def install() -> None:
     """Install the hooks; a second call does nothing."""
-    if builder.mutate is mutate:
+    if builder.mutate is Generator:
         return
-    builder.mutate = mutate
+    builder.mutate = Generator
     upstream_errors.install()

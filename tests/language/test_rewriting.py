@@ -39,8 +39,8 @@ def filled(length: int, enter: Any, size: Any = None) -> Any:
 def test_other_values_of_names_need_no_other_source(rewritten: list[str], monkeypatch: pytest.MonkeyPatch):
     """The lines are parsed, rewritten and compiled once."""
     parsed: list[Any] = []
-    get_ast = dialect.utils.get_ast
-    monkeypatch.setattr(dialect.utils, "get_ast", lambda func: parsed.append(func) or get_ast(func))
+    parse = dialect.parsed
+    monkeypatch.setattr(dialect, "parsed", lambda *where: parsed.append(where) or parse(*where))
     texts = [filled(length, T.Scale).script() for length in (8, 16, 8)]
     assert texts[0] == texts[2] != texts[1] and "(16,)" in texts[1]
     assert rewritten == ["program"] and len(parsed) == 1
@@ -81,6 +81,44 @@ def program(X: T.Tensor((8,), "int32")):
         scripts.append(module.program.script())
     assert "4444" not in scripts[0] and "4444" in scripts[1] and scripts[1] == scripts[2]
     assert rewritten == ["program"] * 2
+
+
+def test_a_macro_is_rewritten_when_it_is_used(rewritten: list[str], tmp_path):
+    """By the lines and with the values of names that it was defined with."""
+    path = tmp_path / "macros.py"
+    path.write_text("""import tilescale.language as T
+
+def defined(value):
+    @T.macro
+    def filled(X):
+        T.fill(X, value)
+
+    value += 1000
+    return filled
+""")
+    spec = importlib.util.spec_from_file_location("macros", path)
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    filled = module.defined(3333)
+    path.write_text("# other lines\n" * 12)
+    linecache.checkcache(str(path))
+    assert rewritten == []
+
+    @T.prim_func
+    def program(X: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            filled(X)
+
+    assert "3333" in program.script() and rewritten == ["program", "filled"]
+
+
+def test_the_rewritten_source():
+    @T.macro
+    def sent(X):
+        half = 4
+        with T.Scale("device") as rank, size:
+            T.fill(X, rank + size + half)
+
+    assert "rank, size" in sent.source and sent.source == sent.source
 
 
 def test_a_function_is_lowered_once(monkeypatch: pytest.MonkeyPatch):
