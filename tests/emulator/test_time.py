@@ -68,6 +68,42 @@ def test_without_a_pipeline_loads_and_products_take_turns():
     assert plain.bound.seconds == pytest.approx(deep.bound.seconds)
 
 
+def sums(count: int, columns: int, loop, gathers: bool = False):
+    """Each program adds `count` rows of a tensor, in order or as another tensor says."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((count, columns), "float32"), at: T.Tensor((count,), "int32"), Y: T.Tensor((columns,), "float32")
+    ):
+        with T.Kernel(1, threads=128):
+            total = T.alloc((columns,), "float32", level="l0")
+            T.clear(total)
+            for row in loop(count):
+                for j in T.Parallel(columns):
+                    if gathers:
+                        total[j] += X[at[row], j]
+                    else:
+                        total[j] += X[row, j]
+            T.copy(total, Y)
+
+    return program
+
+
+def test_loads_of_an_unrolled_loop_are_in_flight_together():
+    """As many as registers hold: 128 threads have 255 registers each, and 64 rows of 1024 numbers need 512."""
+    latency, rate = H200.layer("l2").latency, H200.layer("l2").per_program
+    few, many, turns = (seconds(sums(*size)) for size in ((32, 128, T.unroll), (64, 1024, T.unroll), (32, 128, T.serial)))
+    once = seconds(sums(1, 128, T.unroll))
+    assert few - once == pytest.approx(31 * 128 * 4 / rate, rel=0.2)
+    assert turns - few == pytest.approx(31 * latency, rel=0.01)
+    whole = 64 * 1024 * 4 / rate
+    assert many - LAUNCH - whole == pytest.approx(3 * latency, rel=0.2)
+
+
+def test_a_gather_in_an_unrolled_loop_waits_for_each_index():
+    assert seconds(sums(32, 128, T.unroll, gathers=True)) == seconds(sums(32, 128, T.serial, gathers=True))
+
+
 def test_programs_that_do_not_fit_at_once_run_in_turn():
     """Tiles of 120 KiB: one program an SM. 264 of them take twice the time of 132, 133 as long as 264."""
 

@@ -31,6 +31,9 @@ TURNS = 8
 UNBOUNDED = 1 << 30
 """Asynchronous copies that may run at once."""
 
+HiddenLatency = Callable[[int, float], float] | None
+"""The number of loads and their bytes -> the latencies that overlap, in seconds; None: each load waits for the last."""
+
 
 @dataclass(frozen=True)
 class CacheLookup:
@@ -99,10 +102,10 @@ class TaskLog:
             self._loads.append(work)
             return
         self._load()
-        if self.loops:
-            self.loops[-1].append(work)
-        else:
-            self.task.steps.append(work)
+        self._collect(work)
+
+    def _collect(self, work: WorkStep) -> None:
+        (self.loops[-1] if self.loops else self.task.steps).append(work)
 
     def step(self, step: PublishStep | AcquireStep | RendezvousStep | SettleStep) -> None:
         """Record a step that orders tasks. Collected works precede it."""
@@ -144,9 +147,9 @@ class TaskLog:
         self.loops.append([])
         self._times.append(times)
 
-    def end_loop(self, times: int, stages: int, summed: bool = False) -> None:
+    def end_loop(self, times: int, stages: int, summed: bool = False, hidden: HiddenLatency = None) -> None:
         """End the collection; the works are those of all `times` iterations if `summed`, else of one iteration. With 2
-        or more `stages`, loads overlap with the following works."""
+        or more `stages`, loads overlap with the following works. With `hidden` those of all iterations overlap."""
         works = self.loops.pop()
         self._times.pop()
         if self.muted or not works or times < 1:
@@ -155,7 +158,9 @@ class TaskLog:
             works = [
                 WorkStep(scaled(work.parts, 1 / times), work.floor_s / times, work.tail_s / times) for work in works
             ]
-        if self.loops:
+        if hidden is not None:
+            self._collect(at_once(works, times, hidden))
+        elif self.loops:
             self.loops[-1].append(together(works, times, stages))
         elif stages > 1:
             self._pipelined(works, times, stages)
@@ -213,6 +218,13 @@ def together(works: list[WorkStep], times: int, stages: int) -> WorkStep:
     """A loop inside another one as one step."""
     chain = _round(works) if stages > 1 else sum(alone(work) for work in works)
     return WorkStep(_sum(works, times), chain + (times - 1) * chain / stages)
+
+
+def at_once(works: list[WorkStep], times: int, hidden: Callable[[int, float], float]) -> WorkStep:
+    """An unrolled loop, whose loads are in flight together, as one step."""
+    loads = [work.parts[0].nbytes for work in works if work.parts[0].kind == "transfer"]
+    saved = hidden(times * len(loads), times * sum(loads))
+    return WorkStep(_sum(works, times), times * sum(map(alone, works)) - saved)
 
 
 def in_turns(works: list[WorkStep], times: int) -> list[WorkStep]:

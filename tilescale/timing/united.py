@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from tilescale.timing.record import TaskLog, scaled
+from tilescale.timing.record import HiddenLatency, TaskLog, scaled
 from tilescale.timing.steps import AcquireStep, PublishStep, RecordedTask, RendezvousStep, SettleStep, WorkPart
 
 
@@ -79,9 +79,9 @@ class ClusterLog:
         for log in self.logs:
             log.begin_loop(times)
 
-    def end_loop(self, times: int, stages: int, summed: bool = False) -> None:
+    def end_loop(self, times: int, stages: int, summed: bool = False, hidden: HiddenLatency = None) -> None:
         for log in self.logs:
-            log.end_loop(times, stages, summed)
+            log.end_loop(times, stages, summed, hidden)
 
     def begins(self, unit: str) -> TaskLog:
         """The log of the next program, which acts for itself until `joins`."""

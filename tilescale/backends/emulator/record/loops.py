@@ -6,6 +6,7 @@ A loop with equal iterations is recorded once and counted; without data it is al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from tilescale.program.footprint import stages_of
 from tilescale.program.operations import Copy, operation
 from tilescale.program.ops import SCALE
 from tilescale.program.persistent_loops import ROLES
+from tilescale.timing.record import HiddenLatency
 
 
 def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closure], Closure]) -> Closure:
@@ -31,15 +33,46 @@ def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closu
     """
     depth = max(stages_of(stmt), 1)
     free = not ir.contains(stmt.body, lambda node: _orders(compiler, node, depth))
+    hidden = _hidden(compiler) if free and _loads_at_once(compiler, stmt) else None
     if free and _is_uniform(stmt):
-        return _counted(compiler, stmt, body, loop, depth)
+        return _counted(compiler, stmt, body, loop, depth, hidden)
+    if hidden is not None:
+        return _collected(compiler, stmt, loop(body), depth, hidden)
     if depth == 1:
         return _by_parts(compiler, stmt, loop(body)) if stages_of(stmt) else loop(body)
     return _collected(compiler, stmt, loop(body), depth) if free else _ahead(compiler, loop(body), depth)
 
 
+def _loads_at_once(compiler: Compiler, stmt: ir.For) -> bool:
+    """Whether loads of an unrolled loop wait for no other iteration: it stores in registers alone, and its addresses do
+    not follow from loaded values.
+    """
+    if stmt.kind != ir.ForKind.UNROLLED or compiler.launch is None:
+        return False
+    written = [a for leaf in ir.statements(stmt.body) for a in compiler.surroundings.effects(leaf).writes]
+    return all(ir.scope_kind(a.buffer) == "fragment" for a in written) and not ir.contains(stmt.body, _is_gather)
+
+
+def _is_gather(node: Any) -> bool:
+    return isinstance(node, ir.BufferLoad) and any(
+        ir.contains(index, lambda inner: isinstance(inner, ir.BufferLoad)) for index in node.indices
+    )
+
+
+def _hidden(compiler: Compiler) -> Callable[[int, float], float]:
+    """The latencies of loads that are in flight together, as many as registers hold."""
+    rates, layer = compiler.instrumentation.recorder.rates, compiler.machine.layer_for("fragment")
+    room = compiler.machine.capacity(layer.name, compiler.launch.thread_count)
+    return lambda loads, nbytes: max(loads - math.ceil(nbytes / room), 0) * rates.latency("global")
+
+
 def _counted(
-    compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closure], Closure], depth: int
+    compiler: Compiler,
+    stmt: ir.For,
+    body: Closure,
+    loop: Callable[[Closure], Closure],
+    depth: int,
+    hidden: HiddenLatency,
 ) -> Closure:
     recorder, slot = compiler.instrumentation.recorder, compiler.slot(stmt.loop_var)
     begin, extent = compiler.expr(stmt.min), compiler.expr(stmt.extent)
@@ -64,14 +97,14 @@ def _counted(
             frame.slots[slot] = begin(frame)
             body(frame)
         log.muted = muted
-        log.end_loop(count, depth)
+        log.end_loop(count, depth, hidden=hidden)
         return None
 
     return run
 
 
-def _collected(compiler: Compiler, stmt: ir.For, plain: Closure, depth: int) -> Closure:
-    """A pipelined loop with differing iterations: recorded as equal iterations with the same sum."""
+def _collected(compiler: Compiler, stmt: ir.For, plain: Closure, depth: int, hidden: HiddenLatency = None) -> Closure:
+    """A loop with differing iterations: recorded as equal ones with the same sum, or one where loads overlap."""
     recorder, extent = compiler.instrumentation.recorder, compiler.expr(stmt.extent)
 
     def run(frame: Frame) -> Any:
@@ -80,7 +113,8 @@ def _collected(compiler: Compiler, stmt: ir.For, plain: Closure, depth: int) -> 
             return plain(frame)
         recorder.log.begin_loop(1)
         plain(frame)
-        recorder.log.end_loop(count, depth, summed=True)
+        is_summed = hidden is None
+        recorder.log.end_loop(count if is_summed else 1, depth, is_summed, hidden)
         return None
 
     return run
