@@ -92,7 +92,9 @@ def sums(count: int, columns: int, loop, gathers: bool = False):
 def test_loads_of_an_unrolled_loop_are_in_flight_together():
     """As many as registers hold: 128 threads have 255 registers each, and 64 rows of 1024 numbers need 512."""
     latency, rate = H200.layer("l2").latency, H200.layer("l2").per_program
-    few, many, turns = (seconds(sums(*size)) for size in ((32, 128, T.unroll), (64, 1024, T.unroll), (32, 128, T.serial)))
+    few, many, turns = (
+        seconds(sums(*size)) for size in ((32, 128, T.unroll), (64, 1024, T.unroll), (32, 128, T.serial))
+    )
     once = seconds(sums(1, 128, T.unroll))
     assert few - once == pytest.approx(31 * 128 * 4 / rate, rel=0.2)
     assert turns - few == pytest.approx(31 * latency, rel=0.01)

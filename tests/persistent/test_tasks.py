@@ -72,6 +72,24 @@ def test_phases_of_one_kernel_share_its_workspace(small: Machine):
     assert z.equal(2 * (x + x + 1) + 1)
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "tasks"), [(64, 2048, 128), (64, 32, 8), (64, 4096, 128), (264, 2048, 264), (7, 36, 1)]
+)
+def test_each_block_sums_as_few_tiles_as_fit(rows: int, columns: int, tasks: int):
+    """132 blocks, tiles of 256 to 2048 elements: with 256 tiles of half a row, half of the blocks had two of them."""
+
+    @T.prim_func
+    def summed(X: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(device=2, block=1, threads=64):
+            with T.Scale("device"):
+                T.allreduce(X)
+            for i, j in T.Parallel(1, 4):
+                X[i, j] = X[i, j] + 1
+
+    _, found = persistent(summed, Machine.load("h200-sxm-8"))
+    assert [placement.count for placement in found.placements] == [tasks, 1]
+
+
 def test_a_missing_wait_is_a_race(small: Machine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rewrite, "needs_of", lambda *_: [])
     fused, _ = persistent(halves, small)

@@ -22,7 +22,7 @@ from tilescale.program.model import GridPhase, Launch, location
 from tilescale.program.operations import Collective
 
 LEAST, MOST = 256, 2048
-"""Elements of a tile: as many as give each block a tile, within these limits."""
+"""Elements of a tile, within these limits where extents have such divisors."""
 
 WHOLE = {
     "allreduce": (False, False),
@@ -55,7 +55,7 @@ def tiles_of(made: Collective, stmt: ir.Stmt, launch: Launch, blocks: int) -> tu
         for region, is_whole in zip((made.source, made.target), WHOLE[made.name], strict=True)
     ]
     part = sides[0].part
-    shape = _tile(part, min(max(math.prod(part) // blocks, LEAST), MOST))
+    shape = _tile(part, blocks)
     counts = [n // size for n, size in zip(part, shape, strict=True)]
     axes = [axis for axis in reversed(range(len(counts))) if counts[axis] > 1] or [0]
     programs = {axis: ir.Var(f"tile{axis}", "int32") for axis in axes}
@@ -116,12 +116,15 @@ class _Side:
         return found
 
 
-def _tile(extents: list[int], most: int) -> list[int]:
-    """Extents of a tile of at most that many elements: of a row, or of some whole rows."""
-    shape = [1] * len(extents)
-    for axis in reversed(range(len(extents))):
-        shape[axis] = max(n for n in range(1, min(extents[axis], most) + 1) if extents[axis] % n == 0)
-        most //= shape[axis]
-        if shape[axis] < extents[axis]:
-            break
-    return shape
+def _tile(extents: list[int], blocks: int) -> list[int]:
+    """The smallest tile with which each block has the fewest: a part of a row, or some whole rows."""
+    shapes = [
+        [*[1] * axis, n, *extents[axis + 1 :]]
+        for axis, extent in enumerate(extents)
+        for n in range(1, min(extent, MOST) + 1)
+        if extent % n == 0
+    ]
+    small = [shape for shape in shapes if math.prod(shape) <= MOST]
+    fits = [shape for shape in small if math.prod(shape) >= LEAST] or [max(small, key=math.prod)]
+    whole = math.prod(extents)
+    return min(fits, key=lambda shape: (math.ceil(whole / math.prod(shape) / blocks), math.prod(shape)))
