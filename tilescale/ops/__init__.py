@@ -21,6 +21,7 @@ moe_route.py moe_tables.py moe_dispatch.py grouped_gemm.py    its parts as separ
 linear.py siblings.py layer_products.py    layers, those with one input, and their operators
 parallelize.py                      the plan that puts them in models
 token_wise.py                       norms where tokens are split over the ranks
+partial_gradients.py                gradients of replicated values that meet a rank's features
 workspace.py                        symmetric and local workspaces, made once
 symm_mem.py                         replacements of PyTorch's fused operators; install.py: a report of them
 wide_results.py                     their float8 GEMMs with results in float16 and float32

@@ -20,12 +20,14 @@ from torch import nn
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import SUMS, check_flags
 from tilescale.ops.float8 import Float8
+from tilescale.ops.group import group_name
 from tilescale.ops.linear import (
     ColumnParallelLinear,
     ParallelLinear,
     RowParallelLinear,
     check_shard,
 )
+from tilescale.ops.partial_gradients import sum_partial_gradients
 from tilescale.ops.siblings import gather_once, lay_side_by_side
 from tilescale.ops.token_wise import work_on_shards
 
@@ -110,6 +112,7 @@ def parallelize_module(
     for name, style in styles.items():
         if type(style) is SequenceParallel:
             work_on_shards(module.get_submodule(name))
+    _sum_partial_gradients(module, styles, group_name(mesh))
     _warn_of_broken_ties(module, tied)
     return made
 
@@ -197,6 +200,24 @@ def _shard(layer: nn.Module, style: Any, block: str | None) -> _Shard | str:
         return f"{'input' if column else 'output'}_layouts is {outside}; supported: Shard(1), Shard(-2), Replicate()"
     kind = ColumnParallelLinear if column else RowParallelLinear
     return _Shard(kind, _is_tokens(outside), block, style.use_local_output)
+
+
+def _sum_partial_gradients(module: nn.Module, styles: Mapping[str, Any], group: str) -> None:
+    """In blocks: in the smallest modules that have a column-parallel and a row-parallel layer."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel
+
+    linear = {n: s for n, s in styles.items() if _is_linear_style(s) and isinstance(module.get_submodule(n), nn.Linear)}
+    columns = [n for n, s in linear.items() if isinstance(s, ColwiseParallel) and s.output_layouts[0] == Shard(-1)]
+    blocks = defaultdict(list)
+    for name, style in linear.items():
+        if not isinstance(style, ColwiseParallel) and style.input_layouts[0] == Shard(-1):
+            words = name.split(".")
+            around = [".".join(words[:i]) for i in reversed(range(len(words)))]
+            for block in [each for each in around if any(_is_inside(column, each) for column in columns)][:1]:
+                blocks[block].append(module.get_submodule(name))
+    for block, rows in blocks.items():
+        sum_partial_gradients(module.get_submodule(block), rows, group)
 
 
 def _is_linear_style(style: Any) -> bool:
