@@ -259,7 +259,7 @@ class KernelCompilation:
     @property
     def is_done(self) -> bool:
         """Whether the cache on disk has the kernel."""
-        stock = importlib.import_module("tilelang.jit")
+        stock: Any = importlib.import_module("tilelang.jit")
         load, stock.cached = stock.cached, _is_cached
         try:
             return tilelang.compile(self._keyed, **self.options)
@@ -319,8 +319,8 @@ def _seen_by(check: Callable[[str, int], None]) -> Iterator[Rewrite]:
 
     Gives the rewrite that notes in a text what its kernel has of dynamic shared memory.
     """
-    engine, shared = importlib.import_module("tilelang.engine.lower"), 0
-    stock_codegen, prepare = engine.device_codegen, engine._prepare_device_codegen_mod
+    engine: Any = importlib.import_module("tilelang.engine.lower")
+    stock_codegen, prepare, shared = engine.device_codegen, engine._prepare_device_codegen_mod, 0
 
     def checked(device_mod: tvm.IRModule, context: Any) -> tvm.IRModule:
         nonlocal shared

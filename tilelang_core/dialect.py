@@ -35,7 +35,6 @@ from tilelang_core.lru import LruCache
 
 SCOPE_ATTR = "__tilelang_core_scope__"
 
-_StockMutator = eager_ast.DSLMutator
 
 
 @dataclass
@@ -125,7 +124,7 @@ def _value(expression: CodeType, nonlocals: dict[str, Any], names: dict[str, Any
         return eager_ast._empty  # as TileLang has it
 
 
-class Mutator(_StockMutator):
+class Mutator(eager_ast.DSLMutator):
     """TileLang's source rewriter with the additions above."""
 
     def __init__(self, nonlocals: dict[str, Any], *given: Any):
@@ -147,7 +146,7 @@ class Mutator(_StockMutator):
         self._evaluated.append((expression, value))
         return value
 
-    def visit_With(self, node: ast.With):  # noqa: N802
+    def visit_With(self, node: ast.With) -> Any:  # noqa: N802
         node.items = self._merge_targets(node.items)
         targets = [item.optional_vars for item in node.items if item.optional_vars and self._values(item) > 1]
         rewritten = super().visit_With(node)
@@ -159,8 +158,8 @@ class Mutator(_StockMutator):
         merged: list[ast.withitem] = []
         missing = 0
         for item in items:
-            if missing and _is_bare_name(item):
-                name, target = item.context_expr, merged[-1].optional_vars
+            name, target = item.context_expr, merged[-1].optional_vars if missing else None
+            if target is not None and item.optional_vars is None and isinstance(name, ast.Name):
                 names = [*(target.elts if isinstance(target, ast.Tuple) else [target]), _stored(name)]
                 merged[-1].optional_vars = ast.copy_location(ast.Tuple(names, ast.Store()), target)
                 missing -= 1
@@ -176,7 +175,7 @@ class Mutator(_StockMutator):
             return 1
         return getattr(self._try_eval(call.func), SCOPE_ATTR, 1)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef):  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:  # noqa: N802
         result = super().visit_FunctionDef(node)
         if self.filename.startswith(upstream_errors.TILELANG_ROOT):
             result = _DropFileLines().visit(result)
@@ -186,7 +185,7 @@ class Mutator(_StockMutator):
 class _DropFileLines(ast.NodeTransformer):
     """Removes `__tb.set_fileline(...)` so that the caller's line stays current."""
 
-    def visit_Expr(self, node: ast.Expr):  # noqa: N802
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:  # noqa: N802
         call = node.value
         is_fileline = isinstance(call, ast.Call) and getattr(call.func, "attr", None) == "set_fileline"
         return ast.copy_location(ast.Pass(), node) if is_fileline else node
@@ -197,10 +196,6 @@ def _is_path(node: ast.expr) -> bool:
     while isinstance(node, ast.Attribute):
         node = node.value
     return isinstance(node, ast.Name)
-
-
-def _is_bare_name(item: ast.withitem) -> bool:
-    return item.optional_vars is None and isinstance(item.context_expr, ast.Name)
 
 
 def _bound(name: ast.Name) -> ast.stmt:

@@ -232,7 +232,12 @@ def children(stmt: Stmt) -> Iterable[Stmt]:
 
 def walk(node: Any, visit: Callable[[Any], None]) -> None:
     """Call `visit` on every statement and expression below `node`, parents first."""
-    stmt_functor.pre_order_visit(node, lambda n: (visit(n), True)[1])
+
+    def each(below: Any) -> bool:
+        visit(below)
+        return True
+
+    stmt_functor.pre_order_visit(node, each)
 
 
 def uses(stmt: Stmt) -> list[Var]:

@@ -68,8 +68,9 @@ def _placed(layout: Fragment, shape: tuple[int, ...], threads: int) -> np.ndarra
     """Mask of the elements of a fragment that its layout gives a place of their own; all, if it is not known."""
     placed, extents = np.ones(shape, bool), ir.constants(layout.get_input_shape())
     variables = [getattr(v, "var", v) for v in layout.get_forward_vars()]
-    functions = [formula(e).function for e in (layout.thread, layout.get_linearized_forward_index())]
-    if extents is None or len(extents) != len(shape) or None in functions:
+    found = [formula(e).function for e in (layout.thread, layout.get_linearized_forward_index())]
+    functions = [function for function in found if function is not None]
+    if extents is None or len(extents) != len(shape) or len(functions) < len(found):
         return placed
     known = dict.fromkeys(variables, 0) | dict(zip(variables[-len(shape) :], np.indices(shape), strict=True))
     try:

@@ -266,7 +266,8 @@ class SparseGemm:
     @classmethod
     def of(cls, call: ir.Call) -> SparseGemm:
         """The operation of a call."""
-        return cls(*call.args[:4], *(bool(ir.constant(flag)) for flag in call.args[4:7]), call.args[11])
+        given = [*call.args[:4], *(bool(ir.constant(flag)) for flag in call.args[4:7]), call.args[11]]
+        return cls(*given)
 
 
 @dataclass(frozen=True)

@@ -107,4 +107,4 @@ def is_traced(code: CodeType) -> bool:
 
 def _note(error: BaseException, note: str) -> None:
     """Add a note; BaseException.add_note exists from Python 3.11 on."""
-    error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+    error.__notes__ = [*getattr(error, "__notes__", ()), note]

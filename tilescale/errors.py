@@ -12,6 +12,7 @@ import linecache
 import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "AllocationTooLargeError",
@@ -130,7 +131,7 @@ class TileScaleError(Exception):
 
         return tracebacks.lines(self)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         # Errors are sent between ranks: the keyword-only arguments must survive pickling.
         return _rebuild, (type(self), self.message, self.hint, self.where)
 
@@ -285,7 +286,7 @@ class NotSymmetricError(TileScaleError):
     """A tensor that peers are to reach, but that is in no symmetric heap, or in another one than the rest."""
 
 
-def check_type(name: str, value: object, wanted: str, *types: type) -> None:
+def check_type(name: str, value: object, wanted: str, *types: Any) -> None:
     """Check an argument of a public function; a bool is not accepted as a number.
 
     Raises:

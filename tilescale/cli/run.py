@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -75,7 +76,7 @@ def run(
         env["TILESCALE_TRACEBACK"] = "full"
     signal.signal(signal.SIGTERM, _interrupt)
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # closed by the parent process
+        if isinstance(stream, io.TextIOWrapper):  # None if closed by the parent process
             # output of ranks may contain characters outside of this terminal's encoding
             stream.reconfigure(errors="backslashreplace")
     bound = [sys.executable, *_BIND] if bind else []

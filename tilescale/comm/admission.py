@@ -101,7 +101,7 @@ class Admission:
     def _serve(self) -> None:
         while not self._closing:
             for key, _ in self._selector.select(_PAUSE_S if self._unproven or self._accept_at else None):
-                if key.fileobj.fileno() >= 0:  # else it went meanwhile
+                if isinstance(key.fileobj, socket.socket) and key.fileobj.fileno() >= 0:  # else it went meanwhile
                     key.data()
             self._tidy()
 

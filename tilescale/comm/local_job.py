@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from tilescale.comm import rank_process
-from tilescale.comm.nodes import News, NodeFailure, OtherNodes
+from tilescale.comm.nodes import NodeFailure, OtherNodes
 from tilescale.comm.rank_process import NodePlacement
 from tilescale.errors import JobError
 
@@ -74,7 +74,7 @@ class LocalJob:
         self.error: JobError | None = None
         self._command, self._place, self._env, self._show, self._others = command, place, env, show, others
         # A rank of this node has ended; output is lost; or how the job ends.
-        self._events: queue.SimpleQueue[int | OSError | News] = others.news if others else queue.SimpleQueue()
+        self._events: queue.SimpleQueue[object] = others.news if others else queue.SimpleQueue()
         self._last_said = [""] * place.ranks  # the last line on stderr that is not indented: of a traceback, the error
         self._quiet, self._keeps_going = False, keeps_going
         self._ranks: list[subprocess.Popen[str]] = []
@@ -116,9 +116,9 @@ class LocalJob:
                 running.discard(event)
                 if (code := self._code(event)) and not self._goes_on(running):
                     self._fail(NodeFailure(code, self._how_failed(event)), running)
-                elif not running and self._others is None:
-                    return
                 elif not running:
+                    if self._others is None:
+                        return
                     self._others.ended()
             elif isinstance(event, OSError):
                 code = _NO_OUTPUT_CODE if event.errno == errno.EPIPE else _IO_ERROR_CODE
@@ -179,10 +179,14 @@ class LocalJob:
             for stream, from_stderr in ((process.stdout, False), (process.stderr, True))
         ]
         # One thread waits for each rank, so that ends are seen in the order in which they happen.
-        waiter = threading.Thread(target=lambda: (process.wait(), self._events.put(rank)), daemon=True)
+        waiter = threading.Thread(target=self._wait_for, args=(rank,), daemon=True)
         for thread in (*readers, waiter):
             thread.start()
         self._readers += readers
+
+    def _wait_for(self, rank: int) -> None:
+        self._ranks[rank].wait()
+        self._events.put(rank)
 
     def _pass_on(self, rank: int, stream: IO[str], from_stderr: bool) -> None:
         """Read a rank's stream to its end, also after printing has failed: a rank must not block on a full pipe."""

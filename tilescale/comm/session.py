@@ -273,7 +273,7 @@ class Session:
             hint="the error is that of the other rank; all ranks may go on with the next call",
             where=[other.at(f"rank {rank}: {other.op}"), call.at(f"rank {self.rank}: {call}")],
         )
-        error.__tilescale_raised_at__ = rank
+        error.__tilescale_raised_at__ = rank  # type: ignore[attr-defined]
         return error
 
     def _overdue(self, absent: list[int], call: CollectiveCall) -> RankFailedError:

@@ -100,15 +100,15 @@ def _leave(session: Session) -> bool:
 
     all_stop = _until(told, end)
     failure = session.status().failure
-    failed_elsewhere = failure is not None and failure.rank != session.rank
-    if failed_elsewhere:
-        _until(lambda: failure.rank in session.status().gone, end)
-    if session.server is not None and (failure is None or failed_elsewhere):
+    elsewhere = failure.rank if failure is not None and failure.rank != session.rank else None
+    if elsewhere is not None:
+        _until(lambda: elsewhere in session.status().gone, end)
+    if session.server is not None and (failure is None or elsewhere is not None):
         # Rank 0 keeps the store and watches the others: it ends last.
         server = session.server
         _until(lambda: not server.holding(), end if failure else time.monotonic() + session.timeout_s)
     session.close()
-    if failed_elsewhere:
+    if elsewhere is not None:
         time.sleep(_HEAD_START_S)
     return all_stop or failure is None
 

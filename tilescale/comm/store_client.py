@@ -60,7 +60,7 @@ class StoreClient:
 
     def append(self, name: str, value: bytes) -> None:
         """Add to the end of a value, in one step that no other rank can come between."""
-        self._call(self.store.append, name, value)
+        self._call(self.store.append, name, value)  # type: ignore[attr-defined] # no stub has it
 
     def get(self, name: str) -> bytes:
         """The value of a name; a name without one is an error of the store."""

@@ -99,7 +99,7 @@ def _bytes(data: Any) -> pickle.PickleBuffer:
     """The memory of a uint8 tensor. `Tensor.numpy` would keep its storage from being resized, as FSDP does, forever."""
     import numpy as np
 
-    return pickle.PickleBuffer(np.from_dlpack(data))
+    return pickle.PickleBuffer(np.from_dlpack(data).data)
 
 
 def _view(memory: torch.Tensor, dtype: Any, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Any:

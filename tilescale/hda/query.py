@@ -19,7 +19,7 @@ def count(machine: Description, level: str, within: str | None) -> int:
     """See `Machine.count`."""
     fine = machine.index(level)
     coarse = len(machine.levels) if within is None else machine.index(within)
-    if coarse < fine:
+    if within is not None and coarse < fine:
         raise UsageError(f"{one(within)} holds no {level}: {level} is the coarser level of machine {machine.name}")
     ends = {fine, coarse}
     # Clusters are made at launch; between two other levels they play no part.

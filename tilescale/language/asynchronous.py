@@ -102,7 +102,7 @@ def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call
             hint=f"write it inside T.Scale({owner!r}), before T.Scale({context.program.name!r})",
             where=here(),
         )
-    if chunk is not None and not (isinstance(chunk, Integral) and chunk >= 1):
+    if chunk is not None and not (isinstance(chunk, Integral) and int(chunk) >= 1):
         raise UsageError(
             f"{context.name}(chunk={chunk!r}): a chunk is a positive number of rows",
             hint="leave chunk out, and there is one flag for each rank",

@@ -43,7 +43,7 @@ def checked_shape(context: Context, shape: Any) -> tuple[Any, ...]:
 
 
 def _is_extent(value: Any) -> bool:
-    return isinstance(value, Integral) and value >= 0
+    return isinstance(value, Integral) and int(value) >= 0
 
 
 def checked_dtype(context: Context, dtype: Any) -> Any:
@@ -188,7 +188,8 @@ def check_whole_warps(context: Context) -> None:
     Threads of a program signal and wait together: one of them polls, and all see what it acquired. A condition that
     depends on more than the thread's own index is checked where it is known.
     """
-    warp = min((x.threads for x in context.machine.levels if x.kind == "thread_group" and x.threads > 1), default=1)
+    groups = [x.threads or 1 for x in context.machine.levels if x.kind == "thread_group"]
+    warp = min((threads for threads in groups if threads > 1), default=1)
     number = np.arange(context.threads)
     extents, indices = context.thread_extents, context.frame.get_thread_bindings()
     steps = [math.prod(extents[:axis]) for axis in range(len(indices))]

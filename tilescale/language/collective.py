@@ -153,7 +153,7 @@ def reduce_scatter(
     impl = _check_wire(context, wire, regions[0], impl, "direct", op)
     level = entered(context, impl)
     axis = _check_parts(context, level, dim, whole=regions[0], part=regions[1])
-    notes = {"level": level.name, "op": check_reduction(op), "dim": axis, "impl": impl, "wire": wire}
+    notes: dict[str, Any] = {"level": level.name, "op": check_reduction(op), "dim": axis, "impl": impl, "wire": wire}
     return trace.call(REDUCE_SCATTER, *regions, **notes)
 
 
@@ -325,9 +325,9 @@ def region_of(context: Context, tile: Any, access: str) -> ir.Call:
 
 def _from_to(context: Context, src: Any, dst: Any) -> list[ir.Call]:
     """The regions of a collective's source and target."""
-    regions = [region_of(context, src, "r"), region_of(context, dst, "w")]
-    check_alike(context, *regions, "a collective")
-    return regions
+    source, target = region_of(context, src, "r"), region_of(context, dst, "w")
+    check_alike(context, source, target, "a collective")
+    return [source, target]
 
 
 def entered(context: Context, impl: str | None) -> Level:

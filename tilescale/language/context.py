@@ -197,17 +197,17 @@ class Context:
         return self.cluster if self.cluster > 1 else programs
 
     def _thread_groups(self, level: Level) -> int:
-        inside = self.threads
+        inside, each = self.threads, level.threads or 1
         for scale in self.scales:
             if scale.executing.kind == "thread_group" and self.finer(level, scale.executing):
-                inside = scale.executing.threads
-        if inside % level.threads:
+                inside = scale.executing.threads or inside
+        if inside % each:
             raise ShapeError(
-                f"{inside} threads do not divide into units of level {level.name!r}, which have {level.threads} each",
-                hint=f"launch a multiple of {level.threads} threads",
+                f"{inside} threads do not divide into units of level {level.name!r}, which have {each} each",
+                hint=f"launch a multiple of {each} threads",
                 where=here(),
             )
-        return inside // level.threads
+        return inside // each
 
     def parent(self, level: Level) -> Level | None:
         """The level whose one unit holds the siblings of `level`; None for the whole machine."""

@@ -105,7 +105,7 @@ class _Request:
             raise _twice("the cluster", self.cluster, level, extent)
         dims = _dims(level, extent)
         size = plain(math.prod(dims))
-        if not isinstance(size, int) or size > level.max_size:
+        if not isinstance(size, int) or size > (level.max_size or 1):
             raise LaunchError(
                 f"{level.name}={extent}: a cluster of {self.machine.name!r} has at most {level.max_size} programs",
                 hint=f"launch clusters of at most {level.max_size}",
@@ -124,7 +124,7 @@ class _Request:
         self.units[level.name] = _size_variable(level.name) if extent is ALL else _count(level, extent, "or T.ALL")
 
     def _add_thread_group(self, level: Level, extent: Any) -> None:
-        threads = _count(level, extent) * level.threads
+        threads = _count(level, extent) * (level.threads or 1)
         given = math.prod(self.threads) if isinstance(self.threads, tuple | list) else self.threads
         if given not in (None, threads):
             raise LaunchError(

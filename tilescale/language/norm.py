@@ -119,8 +119,9 @@ def _normalised(
     }
     shape, dtype = extents_of(source), str(ir.region_parts(source)[0].dtype)
     _check_choices(context.name, tiles, dtype, impl, scaling)
-    groups = [*shape[:-1], -(-shape[-1] // GROUP)] if scaling == "group" else shape[:-1]
-    wanted = {"weight": shape[-1:], "bias": shape[-1:], "scales": [1] if scaling == "tensor" else groups}
+    groups: Sequence[Any] = [*shape[:-1], -(-shape[-1] // GROUP)] if scaling == "group" else shape[:-1]
+    scales: Sequence[Any] = [1] if scaling == "tensor" else groups
+    wanted: dict[str, Sequence[Any]] = {"weight": shape[-1:], "bias": shape[-1:], "scales": scales}
     if "scales" in tiles and _type(tiles["scales"]) == PACKED_TYPE:
         wanted["scales"] = _packed_shape(context.name, extents_of(tiles["scales"]), shape, notes)
     for name, region in {"out": target, **tiles}.items():
@@ -134,7 +135,7 @@ def _normalised(
             where=here(),
         )
     numbers = {name: ir.FloatImm("float32", float(n)) for name, n in (("eps", eps), ("offset", notes.pop("offset")))}
-    named = {"level": entered(context, None).name, "op": "sum", "impl": impl, "norm": " ".join(tiles)}
+    named: dict[str, Any] = {"level": entered(context, None).name, "op": "sum", "impl": impl, "norm": " ".join(tiles)}
     return trace.call(ALLREDUCE, source, target, *tiles.values(), **named, **numbers, **notes)
 
 
@@ -169,8 +170,8 @@ def _packed_shape(what: str, found: Sequence[Any], shape: Sequence[Any], notes: 
             hint='packed scales are of scaling="group" with power_of_two=True',
             where=here(),
         )
-    sizes = [ir.constant(n) for n in shape]
-    if None in sizes:
+    sizes = ir.constants(shape)
+    if sizes is None:
         return found if len(found) == 1 else ["words"]
     return [packed_words(math.prod(sizes[:-1]), sizes[-1])]
 

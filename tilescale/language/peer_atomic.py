@@ -189,7 +189,9 @@ def _number(value: Any, buffer: ir.Buffer, order: str, impl: str | None) -> ir.P
         )
     if isinstance(value, ir.PrimExpr):
         return value if str(value.dtype) == dtype else ir.Cast(dtype, value)
-    return ir.IntImm(dtype, int(value)) if "int" in dtype else ir.FloatImm(dtype, float(value))
+    if isinstance(value, Integral) and "int" in dtype:
+        return ir.IntImm(dtype, int(value))
+    return ir.FloatImm(dtype, float(value))
 
 
 # -- one thread for all ------------------------------------------------------------------------------------------------

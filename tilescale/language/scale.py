@@ -16,7 +16,7 @@ from tilescale.program.ops import RANK, SCALE
 
 @trace.scope_factory(values=2)
 @contextlib.contextmanager
-def Scale(level: str) -> Iterator[tuple[Any, Any]]:  # noqa: N802 - a name of the language
+def Scale(level: str) -> Iterator[Sequence[Any]]:  # noqa: N802 - a name of the language
     """Run the statements inside once on every unit of a level: `with T.Scale("device") as (rank, size):`.
 
     Scales nest inwards. Naming a coarser level inside a finer one does not change the executing unit: it selects the

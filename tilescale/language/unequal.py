@@ -91,7 +91,7 @@ def _table(sent: Any, size: int) -> list[list[int]] | None:
     if not isinstance(sent, Sequence) or isinstance(sent, str) or len(sent) != size:
         return None
     rows = [list(row) for row in sent] if all(isinstance(row, Sequence) for row in sent) else [list(sent)] * size
-    right = all(len(row) == size and all(isinstance(n, Integral) and n >= 0 for n in row) for row in rows)
+    right = all(len(row) == size and all(isinstance(n, Integral) and int(n) >= 0 for n in row) for row in rows)
     return [[int(n) for n in row] for row in rows] if right else None
 
 

@@ -63,7 +63,8 @@ class NeededKernels:
         """Begin the compilations that no process was left for."""
         own, self._unbegun = self._unbegun, []
         if own and backends.compiles():
-            jobs = *(kernel.lower for kernel in own), *(partial(_compile, kernel) for kernel in own)
+            jobs: list[Callable[[], Any]] = [kernel.lower for kernel in own]
+            jobs += [partial(_compile, kernel) for kernel in own]
             self.runs |= dict.fromkeys(own, Running(jobs, min(self._most, len(own))))
 
     def wait_for_programs(self) -> None:

@@ -13,6 +13,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
+from tilelang_core.ir import PrimFunc
 from tilescale import backends
 from tilescale.comm import Team, current_world, init
 from tilescale.comm.agreement import Facts, agree
@@ -67,7 +68,7 @@ class Kernel(DropIn):
         report: the report of the last emulated call, on the rank that emulated; None elsewhere.
     """
 
-    def __init__(self, func: ir.PrimFunc, machine: Machine, options: dict[str, Any], schedule: str | Schedule):
+    def __init__(self, func: PrimFunc, machine: Machine, options: dict[str, Any], schedule: str | Schedule):
         self.machine = machine
         self.options = options
         self.report: Any = None
@@ -88,12 +89,12 @@ class Kernel(DropIn):
         return f"<b>{escape(self.program.name)}</b>{preformatted(self.schedule)}"
 
     @property
-    def ir(self) -> ir.PrimFunc:
+    def ir(self) -> PrimFunc:
         """The traced TIR, rewritten by a schedule other than "sequential"."""
         return self._scheduled[0]
 
     @property
-    def prim_func(self) -> ir.PrimFunc:
+    def prim_func(self) -> PrimFunc:
         """`ir`, under TileLang's name."""
         return self.ir
 
@@ -104,7 +105,7 @@ class Kernel(DropIn):
         return found if isinstance(found, Schedule) else None
 
     @cached_property
-    def _scheduled(self) -> tuple[ir.PrimFunc, Schedule | Tasks | None]:
+    def _scheduled(self) -> tuple[PrimFunc, Schedule | Tasks | None]:
         if self._asked == "sequential":
             return self._written, None
         if self._asked == "persistent":
@@ -123,12 +124,12 @@ class Kernel(DropIn):
         return analyse(self._written, self.machine)
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> Program:  # type: ignore[override] # of `DropIn`, which only reads it
         """The program's structure: parameters, launches, phases."""
         return self._analysed if self.ir is self._written else analyse(self.ir, self.machine)
 
     @property
-    def source(self) -> str:
+    def source(self) -> str:  # type: ignore[override]
         """The CUDA text.
 
         Raises:
@@ -204,7 +205,7 @@ class Kernel(DropIn):
         self._executable.reset()
 
     @cached_property
-    def _executable(self) -> backends.Executable:
+    def _executable(self) -> backends.Executable:  # type: ignore[override]
         if self.program.is_hierarchical:
             init()  # the job says how many devices there are
         return backends.choose(self.program, self._lowered).build(self.options)
@@ -240,7 +241,7 @@ class Kernel(DropIn):
         return known
 
     @cached_property
-    def _outputs(self) -> KernelOutputs:
+    def _outputs(self) -> KernelOutputs:  # type: ignore[override]
         positions = output_positions(self.program, self.options.get("out_idx"))
         return KernelOutputs(self.program, positions, self._executable.device)
 

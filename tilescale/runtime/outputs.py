@@ -102,12 +102,13 @@ class KernelOutputs:
     def _solve(self, shapes: tuple[Any, ...], given: Iterable[tuple[ir.Var, int]]) -> list[tuple[int, list[int], Any]]:
         sizes = solve(self._program.parameters, shapes, dict(given))
         parameters = [(i, self._program.parameters[i]) for i in self.positions]
-        return [(i, in_storage(p, _shape(p, sizes)), ir.torch_dtype(str(p.buffer.dtype))) for i, p in parameters]
+        made = ((i, in_storage(p, _shape(p, sizes)), p.buffer) for i, p in parameters)
+        return [(i, shape, ir.torch_dtype(str(buffer.dtype))) for i, shape, buffer in made if buffer is not None]
 
 
-def _shape(parameter: Parameter, sizes: dict[ir.Var, int]) -> list[int]:
-    shape = [evaluate(n, sizes) for n in parameter.shape]
-    if None in shape:
+def _shape(parameter: Parameter, sizes: dict[ir.Var, float]) -> list[int]:
+    shape = [n for n in (evaluate(n, sizes) for n in parameter.shape) if n is not None]
+    if len(shape) < len(parameter.shape):
         raise ArgumentError(
             f"the shape of output {parameter.name!r} does not follow from the arguments: {tuple(parameter.shape)}",
             hint="pass the output tensor",

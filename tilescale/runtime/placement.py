@@ -52,7 +52,7 @@ def _placement(parameter: Parameter, level: str) -> Any:
     from torch.distributed.tensor import Replicate, Shard
 
     view = next((v for v in parameter.views if v.level == level), None)
-    if view is None or view.layout.is_replica:
+    if view is None or view.layout.dim is None:
         return Replicate()
     if view.layout.block is not None:
         raise _block_cyclic(parameter, view)

@@ -18,6 +18,7 @@ class SimulatedProfiler(stock.Profiler):
     """
 
     simulated_s: Callable[[list[Any]], float]
+    supply: Callable[[Any], Any]
 
     def __post_init__(self) -> None:
         super().__post_init__()

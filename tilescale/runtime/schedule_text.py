@@ -12,7 +12,7 @@ from tilescale.passes.overlap.schedule import Schedule
 from tilescale.passes.persistent.tasks import Tasks
 from tilescale.program.asynchronous import is_asynchronous, owns_a_queue
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Parameter, Part, Program
-from tilescale.program.operations import Collective, Copy, operation, signalled
+from tilescale.program.operations import Copy, operation, signalled
 from tilescale.program.ops import ALL_OPS, RANK, VIEW
 
 _TILE_OP = tl.TILE_OPERATIONS
@@ -102,7 +102,7 @@ class _ScheduleText:
         text = f"{name}({', '.join(map(self._name, tiles))}){between}{f' by {impl}' if impl else ''}"
         return f"start {text} asynchronously{self._flags(ours)}" if starts else text
 
-    def _flags(self, ours: Copy | Collective) -> str:
+    def _flags(self, ours: Any) -> str:
         """The flags that a started copy waits for and signals."""
         after = ours.after if isinstance(ours, Copy) else None
         waits = f" after {self._name(after.flag)} {after.compare} {after.value}" if after is not None else ""

@@ -17,8 +17,9 @@ def reached_by_peers(program: Program) -> tuple[int, ...]:
     names = names_of(program)
     effects = (names.effects(stmt) for stmt, *_ in statements(program.body))
     roots = {a.root for each in effects for a in each.accesses if a.at is not None and a.at.rank is not None}
-    named = ((i, p) for i, p in enumerate(program.parameters) if p.buffer is not None)
-    return tuple(i for i, p in named if not roots.isdisjoint([p.buffer.data, *(view.data for view in p.views)]))
+    buffers = ((i, p.buffer, p.views) for i, p in enumerate(program.parameters))
+    named = ((i, {buffer.data, *(view.data for view in views)}) for i, buffer, views in buffers if buffer is not None)
+    return tuple(i for i, data in named if not roots.isdisjoint(data))
 
 
 def warn_of_plain_tensors(program: Program, positions: Iterable[int], values: Sequence[Any]) -> None:

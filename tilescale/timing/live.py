@@ -31,7 +31,9 @@ class RunningTask:
         self, task: RecordedTask, parent: RunningTask | None, place: tuple[int, int] | None, engine: str, ended: Action
     ):
         self.task, self.place, self.engine, self.ended = task, place, engine, ended
-        self.row, self.unit, self.scope, self.last = task.row, task.unit, self, None
+        self.row, self.unit = task.row, task.unit
+        self.scope: RunningTask = self
+        self.last: int | None = None
         if parent is not None:
             self.row, self.scope, self.last = parent.row, parent.scope, parent.last
             self.unit = f"{parent.unit}, {task.unit}" if task.unit else parent.unit

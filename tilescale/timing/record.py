@@ -73,7 +73,7 @@ class TaskLog:
         self.task, self.parent = task, parent
         self.family: ForkStep | LaunchStep | None = None
         self.sides: list[TaskLog] = []
-        self.muted = parent.muted if parent is not None else False
+        self.muted: bool = parent.muted if parent is not None else False
         self.ahead: int | None = None
         self.looks: list[CacheLookup] | None = parent.looks if parent is not None else None
         self.answers: Iterator[bool] | None = parent.answers if parent is not None else None
@@ -262,7 +262,7 @@ def _round(works: list[WorkStep]) -> float:
 
 def _sum(works: list[WorkStep], times: int) -> list[WorkPart]:
     """The parts of steps, those of the same line as one, those of the longest step first."""
-    groups: dict[Hashable, list[WorkPart]] = {}
+    groups: dict[Any, list[WorkPart]] = {}
     for work in sorted(works, key=alone, reverse=True):
         for part in work.parts:
             groups.setdefault((part.name, part.kind, part.where), []).append(part)

@@ -8,6 +8,7 @@ programs start when others have ended in simulated time.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tilescale.collectives.links import SharedLink
@@ -70,7 +71,7 @@ class Simulation:
         with no_cyclic_collection():
             for task in (*(tasks if self._units == 1 else tasks[:1]), *engines):
                 live = RunningTask(task, None, None, task.engine or self.level, lambda: None)
-                live.ended = lambda live=live: self.land(live, lambda: None)
+                live.ended = partial(self.land, live, lambda: None)
                 self._begin(live)
             self.events.run()
         if self._running:
@@ -174,7 +175,7 @@ class Simulation:
         self.events.at(self.events.now + step.floor_s, lambda: served(None))
         for index, part in enumerate(step.parts):
             for resource, seconds in part.demands.items():
-                self._server(live, resource).serve(seconds, lambda i=index: served(i), weight)
+                self._server(live, resource).serve(seconds, partial(served, index), weight)
 
     def _performed(
         self, live: RunningTask, step: WorkStep, begin: float, ends: list[float], cause: int | None, suffix: str
@@ -198,7 +199,7 @@ class Simulation:
         key = resource
         if isinstance(resource, str):
             key = live.place, resource
-        elif resource[0] is None:
+        elif isinstance(resource, UnitResource) and resource.row is None:
             key = UnitResource(live.row, resource.name)
         server = self._servers.get(key)
         if server is None:
@@ -320,19 +321,19 @@ class Simulation:
             return
         del self._rendezvous[key]
         begin, cause = self.events.now, live.last
-        members.sort(key=lambda member: member[0])
-        work = step.work(tuple(range(self._units)) if alike else tuple(member.row for _, member in members))
+        present = [member for _, member in sorted(members, key=lambda member: member[0])]
+        work = step.work(tuple(range(self._units)) if alike else tuple(member.row for member in present))
         part = work.parts[0]
 
         def over(_: list[float]) -> None:
-            for _, member in members:
+            for member in present:
                 if begin > member.since:
                     self._noted(member, step.name, "wait", member.since, begin, where=step.where, cause=cause)
                 member.last = self._noted(
                     member, part.name, part.kind, begin, self.events.now,
                     nbytes=round(part.nbytes), flops=round(part.flops), where=step.where, cause=cause,
                 )  # fmt: skip
-            for _, member in members:
+            for member in present:
                 self.go_on(member)
 
         self._serve_demands(live, work, over)
@@ -355,7 +356,7 @@ class Simulation:
 
         for number, task in enumerate(step.tasks):
             child = RunningTask(task, live, live.place, f"{live.engine}/{number}", lambda: None)
-            child.ended = lambda c=child: ended(c)
+            child.ended = partial(ended, child)
             self._begin(child)
         return False
 
@@ -395,9 +396,11 @@ class Simulation:
             if isinstance(key, SharedLink):
                 total[str(key), key.network, "network"] = server.busy_s
                 continue
-            first, name, share = (
-                (key.row, key.name, 1) if isinstance(key, UnitResource) else (key[0][0], key[1], self.places)
-            )
+            if isinstance(key, UnitResource):
+                first, name, share = key.row or 0, key.name, 1
+            else:
+                assert isinstance(key, tuple)
+                (first, _), name, share = *key, self.places
             for row in range(first, first + self._units):
                 label = f"{self.level} {row}", name, self.kinds.get(name, "network")
                 total[label] = total.get(label, 0.0) + server.busy_s / share

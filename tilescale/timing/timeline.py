@@ -67,7 +67,7 @@ class Copies(Sequence):
     def __len__(self) -> int:
         return len(self.first) * len(self.units)
 
-    def __getitem__(self, number: int) -> Span:
+    def __getitem__(self, number: int) -> Span:  # type: ignore[override] # slices are not made
         at, row = divmod(range(len(self))[number], len(self.units))
         return self._of(self.first[at], row)
 
@@ -157,8 +157,8 @@ class Timeline:
     @property
     def _simulated(self) -> tuple[Sequence[Span], int]:
         """Spans that stand for all, and for how many units each."""
-        copied = isinstance(self.spans, Copies)
-        return (self.spans.first, len(self.spans.units)) if copied else (self.spans, 1)
+        spans = self.spans
+        return (spans.first, len(spans.units)) if isinstance(spans, Copies) else (spans, 1)
 
     @cached_property
     def utilization(self) -> dict[str, float]:

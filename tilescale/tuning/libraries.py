@@ -46,8 +46,8 @@ def symmetric_all_reduce(n: int, shots: str) -> Runner:
     import torch.distributed._symmetric_memory as symm
 
     x = symm.empty(n, dtype=torch.bfloat16, device=torch.device("cuda", torch.cuda.current_device())).zero_()
-    symm.rendezvous(x, dist.group.WORLD)
-    group = dist.group.WORLD.group_name
+    group = dist.distributed_c10d._get_default_group().group_name
+    symm.rendezvous(x, group)
     kernels = {"one": torch.ops.symm_mem.one_shot_all_reduce, "two": torch.ops.symm_mem.two_shot_all_reduce_}
     return Runner(lambda: kernels[shots](x, "sum", group))
 
@@ -105,7 +105,7 @@ def fused_group() -> str:
     """The name of the group that PyTorch's fused operators take."""
     import torch.distributed._symmetric_memory  # noqa: F401 - it registers the operators
 
-    return str(dist.group.WORLD.group_name)
+    return str(dist.distributed_c10d._get_default_group().group_name)
 
 
 def load_kernels(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -167,9 +168,10 @@ def _admit(
     try:
         step(contender.name, "build")
         runner = _on_all(team, contender.make)
-        for seed in seeds if runner.check else ():
-            step(contender.name, f"check with inputs {seed}")
-            _on_all(team, lambda seed=seed: runner.check(seed))  # one by one: the next one begins with collectives
+        if (check := runner.check) is not None:
+            for seed in seeds:
+                step(contender.name, f"check with inputs {seed}")
+                _on_all(team, partial(check, seed))  # one by one: the next one begins with collectives
         for rate, measure in runner.rates.items():
             step(contender.name, f"measure {rate}")
             largest = max(team.all_gather(_on_all(team, measure)))
@@ -190,7 +192,7 @@ class ContenderFailed(Exception):
     """A contender failed on a rank; all ranks have heard of it."""
 
 
-def _attempt(function: Callable[[], Result]) -> tuple[Result | None, str | None]:
+def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
     try:
         return function(), None
     except Exception as error:  # noqa: BLE001 - any exception eliminates this contender alone
@@ -220,7 +222,7 @@ def _round(entered: HeatState, number: int, timer: Timer, team: RacingRanks, cal
     for name in rotated(list(entered.groups), number):
         step(name, "race")
         timer.barrier()
-        mine[name] = _attempt(lambda name=name: entered.groups[name](calls))
+        mine[name] = _attempt(partial(entered.groups[name], calls))
     everywhere = team.all_gather(mine)
     for name in mine:
         if failure := first_failure([there[name][1] for there in everywhere]):
@@ -294,8 +296,8 @@ def record(
         if (before["machine"], before["versions"]) == (dict(machine), dict(versions)):
             kept = [row for row in before["rows"] if not any(same(row, new) for new in rows)]
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    whole = {"machine": dict(machine), "versions": dict(versions), "date": date}
-    whole["rows"] = [*kept, *({**row, "date": date} for row in rows)]
+    dated = [*kept, *({**row, "date": date} for row in rows)]
+    whole = {"machine": dict(machine), "versions": dict(versions), "date": date, "rows": dated}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text_of(whole), encoding="utf-8")
 

@@ -54,7 +54,7 @@ def measured(bind: Callable[[str | Schedule], Kernel]) -> Kernel:
             hint='take schedule="overlap", or what a job of as many ranks has measured: its kernel.moves',
         )
     options = candidates(decided.moves, MOST)
-    configs = [_config(schedule) for schedule, _ in options]
+    configs: list[Config] = [_config(schedule) for schedule, _ in options]
     place = here(decided.machine)
     key, database = _key(bind("sequential"), configs, place), Database.of_user()
     found = place.team.broadcast(database.read(key))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from textwrap import indent
 from typing import Any
 
@@ -124,7 +125,7 @@ class ConfigSearch:
     def _measured(self, trials: Sequence[Trial], place: TimeSource, steps: ProgressSteps) -> list[Trial]:
         """Trials with the times of the best few, measured interleaved."""
         chosen = self._best(trials)
-        entries = [Contender(str(i), lambda i=i: self._built(trials[i])) for i in chosen]
+        entries = [Contender(str(i), partial(self._built, trials[i])) for i in chosen]
         known = [trials[i].estimated_us for i in chosen if trials[i].estimated_us]
         calls = _calls(self.rep / self.rounds, min((us for us in known if us is not None), default=ASSUMED_US))
         heat = Heat(self.name, (), "", place.units, "eager", None, entries, calls=calls)

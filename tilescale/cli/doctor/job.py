@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from tilescale.cli.doctor.finding import Finding, ask
 from tilescale.comm import SymmetricHeap, World
@@ -35,7 +36,7 @@ def findings(world: World) -> Iterator[Finding]:
         "NCCL": _nccl,
     }
     for name, check in checks.items():
-        yield ask(name, lambda check=check: check(world))
+        yield ask(name, partial(check, world))
 
 
 def _devices(world: World) -> Finding:

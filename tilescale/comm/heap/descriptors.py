@@ -56,6 +56,7 @@ class Mailbox:
     def close(self) -> None:
         """Close the socket and all descriptors that were not taken."""
         for key in list((self._selector.get_map() or {}).values()):
+            assert isinstance(key.fileobj, socket.socket)
             key.fileobj.close()
         self._selector.close()
         for descriptor in self._received.values():
@@ -66,7 +67,7 @@ class Mailbox:
         for key, _ in self._selector.select(0):
             if key.fileobj is self._socket:
                 self._accept()
-            else:
+            elif isinstance(key.fileobj, socket.socket):
                 self._receive(key.fileobj)
 
     def _accept(self) -> None:

@@ -337,7 +337,7 @@ class SymmetricHeap:
         if tensor.device != self.device or not self._open or tensor.is_sparse:
             return None
         itemsize = tensor.dtype.itemsize
-        address = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * itemsize
+        address = tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * itemsize
         nbytes = extent(tensor.shape, tensor.stride()) * itemsize
         if not self.addresses.owns(address, nbytes):
             return None

@@ -228,7 +228,7 @@ class Nvshmem:
 
 @contextlib.contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
     try:
         yield
     finally:

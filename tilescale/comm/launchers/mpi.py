@@ -37,7 +37,7 @@ class Mpi:
         Where a rank never comes, the process ends after `timeout_s` with a traceback that shows this wait.
         """
         # MPI waits without a bound, in C, for a rank that failed before it came here: only a thread in C can end that.
-        faulthandler.dump_traceback_later(timeout_s, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(timeout_s, exit=True, file=sys.__stderr__ or 2)
         try:
             return self._join(env, timeout_s)
         finally:

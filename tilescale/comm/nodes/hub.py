@@ -28,7 +28,7 @@ class Hub:
     first = 0
 
     def __init__(self, rendezvous: LauncherRendezvous, ranks: int, timeout_s: float):
-        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.news: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._rendezvous, self._key, self._job = rendezvous, rendezvous.key.of_job(LAUNCHERS), new_nonce()
         self._changed = threading.Condition()
         self._lines: dict[int, NodeChannel] = {}

@@ -102,9 +102,11 @@ class OtherNodes(Protocol):
 
     first: int
     size: int
-    reserved: ReservedPorts | None
     ports: Ports
-    news: queue.SimpleQueue[News]
+    news: queue.SimpleQueue[object]
+
+    @property
+    def reserved(self) -> ReservedPorts | None: ...
 
     def failed(self, failure: NodeFailure) -> None:
         """Notify the others of a failure here; the first one is kept."""

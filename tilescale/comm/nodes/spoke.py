@@ -11,7 +11,7 @@ import time
 
 from tilescale.comm.liveness import keep_alive, receive
 from tilescale.comm.nodes.channel import NodeChannel
-from tilescale.comm.nodes.launcher_rendezvous import GONE, LAUNCHERS, JobEnded, LauncherRendezvous, News, NodeFailure
+from tilescale.comm.nodes.launcher_rendezvous import GONE, LAUNCHERS, JobEnded, LauncherRendezvous, NodeFailure
 from tilescale.comm.ports import Ports
 from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCOME, Hello
 from tilescale.errors import ForgedMessageError, LaunchError
@@ -28,7 +28,7 @@ class Spoke:
     reserved = None
 
     def __init__(self, rendezvous: LauncherRendezvous, ranks: int, timeout_s: float):
-        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.news: queue.SimpleQueue[object] = queue.SimpleQueue()
         try:
             self._connection, self._line = _joined(rendezvous, time.monotonic() + timeout_s)
             self._connection.settimeout(timeout_s)

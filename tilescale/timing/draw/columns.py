@@ -122,13 +122,13 @@ class TimelineColumns:
                 tip = known.setdefault(steps, len(known))
                 rows.append((place, kind, found.edges[interval], found.edges[interval + 1], high - share, high, tip))
         self.share_tips = list(known)
-        place, kind, left, right, low, high, tip = np.array(rows).reshape(-1, 7).T
-        kinds = [ORDER[int(number)] for number in kind]
+        places, numbers, left, right, low, high, tips = np.array(rows).reshape(-1, 7).T
+        styles = [STYLE[ORDER[int(number)]] for number in numbers]
         return {
-            "unit": _whole(place), "left": _us(left), "right": _us(right), "low": low.astype(np.float32),
+            "unit": _whole(places), "left": _us(left), "right": _us(right), "low": low.astype(np.float32),
             "high": high.astype(np.float32), "share": (high - low).astype(np.float32),
-            "colour": [STYLE[kind][0] for kind in kinds], "kind": [STYLE[kind][1] for kind in kinds],
-            "tip": _whole(tip), **_unplaced(len(rows)),
+            "colour": [colour for colour, *_ in styles], "kind": [title for _, title, *_ in styles],
+            "tip": _whole(tips), **_unplaced(len(rows)),
         }  # fmt: skip
 
     def _path(self) -> Data:
@@ -140,8 +140,8 @@ class TimelineColumns:
                 span, track, before = self.spans[at[number]], self._tracks[at[number]], points[-1][0] if points else 0.0
                 begin = max(span.begin_s, before)
                 points += [(time, self._place(span), track) for time in (begin, max(span.end_s, begin))]
-        time, unit, track = np.array(points).reshape(-1, 3).T
-        return {"x": _us(time), "unit": _whole(unit), "track": _whole(track), "y": np.zeros(len(points), np.float32)}
+        time, units, tracks = np.array(points).reshape(-1, 3).T
+        return {"x": _us(time), "unit": _whole(units), "track": _whole(tracks), "y": np.zeros(len(points), np.float32)}
 
     def _labels(self) -> Data:
         """The name of each unit, track -1, and of each engine, at the first of its tracks."""
@@ -151,9 +151,10 @@ class TimelineColumns:
             engines[key] = min(track, engines.get(key, track))
         names = [(place, -1, f"{self.timeline.level} {unit}") for place, unit in enumerate(self.units)]
         names += [(place, track, engine) for (place, engine), track in engines.items()]
-        unit, track, text = zip(*names, strict=True) if names else ((), (), ())
+        text = [name for _, _, name in names]
         return {
-            "unit": _whole(unit), "track": _whole(track), "name": list(text), "text": list(text),
+            "unit": _whole([unit for unit, _, _ in names]), "track": _whole([track for _, track, _ in names]),
+            "name": text, "text": list(text),
             "y": np.zeros(len(names), np.float32),
         }  # fmt: skip
 
@@ -164,7 +165,7 @@ class _Running:
     def __init__(self, spans: Sequence[Span], edges: np.ndarray):
         self.known: dict[tuple[str, str], int] = {}
         named = [(span.kind, f"{span.name}  {_line(span)}".rstrip()) for span in spans]
-        number = [self.known.setdefault(step, len(self.known)) for step in named]
+        number = np.array([self.known.setdefault(step, len(self.known)) for step in named], np.intp)
         first = np.searchsorted(edges, [span.begin_s for span in spans], "right") - 1
         end = np.maximum(first + 1, np.searchsorted(edges, [span.end_s for span in spans], "left"))
         change = np.zeros((len(self.known), len(edges) + 1), np.int32)

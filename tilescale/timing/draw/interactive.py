@@ -122,8 +122,8 @@ def _names(sources: dict[str, Any]) -> Any:
     from bokeh.models import Range1d
     from bokeh.plotting import figure
 
-    ranges = dict(x_range=Range1d(0, 1), y_range=Range1d(1, 0))
-    wheel = dict(tools="ywheel_pan", active_scroll="ywheel_pan", toolbar_location=None)
+    ranges: dict[str, Any] = dict(x_range=Range1d(start=0, end=1), y_range=Range1d(start=1, end=0))
+    wheel: dict[str, Any] = dict(tools="ywheel_pan", active_scroll="ywheel_pan", toolbar_location=None)
     names = _plain(figure(width=HEAD_WIDTH, min_border=0, **wheel, **ranges))
     names.xgrid.visible = False
     names.xaxis.axis_line_color = names.xaxis.major_tick_line_color = names.xaxis.major_label_text_color = None
@@ -144,7 +144,7 @@ def _drawing(timeline: Timeline, columns: TimelineColumns, sources: dict[str, An
     main = _plain(
         figure(
             tools=[PanTool(), ResetTool()],
-            x_range=Range1d(0, end, bounds=(-0.02 * end, 1.02 * end)),
+            x_range=Range1d(start=0, end=end, bounds=(-0.02 * end, 1.02 * end)),
             x_axis_label="simulated time in us",
             sizing_mode="stretch_width",
             min_border=0,
@@ -166,7 +166,7 @@ def _drawing(timeline: Timeline, columns: TimelineColumns, sources: dict[str, An
         (span, "@tip{custom}", words),
         (share, "@kind: @share{0 %}, from @left{0.[000]} to @right{0.[000]} us\n@tip{custom}", steps),
     ):
-        formatters = {"@tip": tip}
+        formatters: dict[str, Any] = {"@tip": tip}
         hover = HoverTool(
             renderers=[quads], tooltips=box.format(text), formatters=formatters, point_policy="follow_mouse"
         )

@@ -214,7 +214,7 @@ def _runs(spans: Sequence[Span], gap: float) -> list[list[Span]]:
     for span in sorted(spans, key=lambda span: span.begin_s):
         last = runs[-1][-1] if runs else None
         alike = last is not None and (last.name, last.kind) == (span.name, span.kind)
-        if alike and 0 <= span.begin_s - last.end_s <= gap:
+        if last is not None and alike and 0 <= span.begin_s - last.end_s <= gap:
             runs[-1].append(span)
         else:
             runs.append([span])

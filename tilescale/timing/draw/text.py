@@ -85,14 +85,14 @@ def _waits(timeline: Timeline) -> Iterator[str]:
 
 class _LineTime(NamedTuple):
     seconds: float
-    count: int
+    times: int
     kind: str
     name: str
     where: Location | None
 
     @property
     def what(self) -> str:
-        return f"{self.kind:<10} {self.name}" + (f" x{self.count}" if self.count > 1 else "")
+        return f"{self.kind:<10} {self.name}" + (f" x{self.times}" if self.times > 1 else "")
 
 
 def _list(entries: list[_LineTime], whole: float) -> Iterator[str]:

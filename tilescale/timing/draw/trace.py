@@ -61,8 +61,7 @@ def events(timeline: Timeline) -> Iterator[Event]:
             "ts": begin / 1000, "dur": (end - begin) / 1000, "args": _arguments(span),
         }  # fmt: skip
     for number, (span, tid) in enumerate(zip(timeline.spans, threads, strict=True)):
-        cause = timeline.spans[span.cause] if span.cause is not None else None
-        if cause is not None and cause.row != span.row:
+        if span.cause is not None and (cause := timeline.spans[span.cause]).row != span.row:
             yield from _flow(number, cause, threads[span.cause], span, tid)
 
 
