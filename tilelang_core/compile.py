@@ -40,24 +40,6 @@ from tilelang_core.source_rewrites import Rewrite, keyed, through
 from tilelang_core.stock_passes import rewriting
 from tilelang_core.uneven_copies import with_like_extents
 
-__all__ = [
-    "JIT",
-    "KernelCompilation",
-    "GeneratedText",
-    "TextCompilation",
-    "cache_folder",
-    "checked_text",
-    "compiled",
-    "cuda_source",
-    "default_target",
-    "device_code",
-    "entry",
-    "generate",
-    "jit",
-    "keeps_kernels",
-    "nvcc",
-]
-
 
 @dataclass(frozen=True)
 class GeneratedText:

@@ -16,8 +16,6 @@ from tvm import tirx
 from tilelang_core.ir import constant, contains, simplify, substitute, variables, walk
 from tilelang_core.rewrite import at, rewrite
 
-__all__ = ["loops_and_names", "spelled_out", "with_rising_dividends"]
-
 _DIVISIONS = tirx.FloorMod, tirx.FloorDiv
 _ARITHMETIC = tirx.Add, tirx.Sub, tirx.Mul, *_DIVISIONS, tirx.Min, tirx.Max
 

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-__all__ = ["replacing"]
-
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:

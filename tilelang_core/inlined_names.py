@@ -16,8 +16,6 @@ from tvm.tirx import stmt_functor
 
 from tilelang_core.ir import is_pure, walk
 
-__all__ = ["with_inlined_names"]
-
 
 def with_inlined_names(stmt: tirx.Stmt) -> tirx.Stmt:
     """The statement itself, or if it has such names of integers one that computes the same without them."""

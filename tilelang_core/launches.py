@@ -13,8 +13,6 @@ from tvm import ir, tirx
 from tilelang_core import tl
 from tilelang_core.rewrite import LAUNCH, at, launch_nest, relooped, rewrite, sequence
 
-__all__ = ["binds_threads", "in_one_form"]
-
 _AXES = "xyz"
 
 

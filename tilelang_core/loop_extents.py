@@ -15,8 +15,6 @@ from tilelang_core.accesses import accesses_of
 from tilelang_core.ir import contains, statements
 from tilelang_core.rewrite import at, relooped, rewrite
 
-__all__ = ["with_constant_extents"]
-
 
 def with_constant_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if it has such loops one that evaluates each of their extents once."""

@@ -20,8 +20,6 @@ from tvm.tirx import stmt_functor
 from tilelang_core.ir import constant, contains, op_name, walk
 from tilelang_core.rewrite import relooped, rewrite, sequence
 
-__all__ = ["with_hoisted_invariants"]
-
 _ARITHMETIC = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max, tirx.EQ,
     tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.And, tirx.Or, tirx.Not, tirx.Select, tirx.Cast,

@@ -12,8 +12,6 @@ from tvm.ir import Range
 
 from tilelang_core.ir import walk
 
-__all__ = ["analyzer_of", "loop_ranges"]
-
 
 def loop_ranges(body: tirx.Stmt) -> dict[tirx.Var, Range]:
     """The range of each loop variable and thread index of a statement."""

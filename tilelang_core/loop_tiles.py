@@ -17,8 +17,6 @@ from tvm.tirx import stmt_functor
 from tilelang_core.ir import walk
 from tilelang_core.rewrite import relooped, rewrite, sequence
 
-__all__ = ["ITERATIONS", "with_tiles_in_loops"]
-
 ITERATIONS = "tilescale.iterations"
 """Annotation of a loop whose iterations leave each other only those tiles that are also used outside the loop."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-__all__ = ["LruCache"]
-
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 

@@ -23,8 +23,6 @@ from tilelang_core.ir import constant, contains, walk
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.rewrite import at, rewrite
 
-__all__ = ["with_kept_remainders"]
-
 _SAMPLES, _UNKNOWN_EXTENT = 24, 1 << 10
 _BINARY: Mapping[type, Callable[[int, int], int]] = {
     tirx.Add: operator.add, tirx.Sub: operator.sub, tirx.Mul: operator.mul, tirx.FloorDiv: operator.floordiv,

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from tilelang.cuda.op.gemm.gemm_wgmma import GemmWGMMA
 
-__all__ = ["install"]
-
 
 def install() -> None:
     """Let warpgroup GEMMs have operands of both types."""

@@ -12,8 +12,6 @@ from typing import Any
 import tvm_ffi
 from tilelang.transform import PassConfigKey
 
-__all__ = ["compile_with", "install", "is_told", "on_load", "with_flags"]
-
 COMPILE = "tilelang_callback_cuda_compile"
 """Called with text, target and pass settings; returns the binary."""
 

@@ -17,8 +17,6 @@ from tvm_ffi import libinfo
 from tilelang_core.compile import cache_folder
 from tilelang_core.files import replacing
 
-__all__ = ["FOLDER", "NativeLibrary", "compiler", "library"]
-
 FOLDER = "native"
 """Folder of libraries in the cache."""
 

@@ -12,8 +12,6 @@ from typing import Any
 from tilelang.language.eager.builder import Builder
 from tvm import tirx
 
-__all__ = ["install"]
-
 _GIVEN = "_tilelang_core_given"
 """The attribute of a builder with the buffers of the parameters."""
 

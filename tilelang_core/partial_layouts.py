@@ -22,8 +22,6 @@ from tilelang_core.accesses import BufferAccess, accesses_of, span
 from tilelang_core.formulas import formula
 from tilelang_core.loop_ranges import loop_ranges
 
-__all__ = ["with_whole_layouts"]
-
 
 def with_whole_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function, whose fragments have a place for each element that is used.

@@ -15,8 +15,6 @@ from tvm import tirx
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 
-__all__ = ["first_failing"]
-
 
 def first_failing(func: tirx.PrimFunc, fails: Callable[[tirx.PrimFunc], bool]) -> ir.Stmt | None:
     """The first statement with which a function fails; None if no end of it is to blame."""

@@ -11,8 +11,6 @@ from tilelang.backend.target import determine_target
 from tilelang_core import ir
 from tilelang_core.tiles import Gemm
 
-__all__ = ["refusal"]
-
 WARP = 32
 _BY_WARPS = "cuda.mma"
 

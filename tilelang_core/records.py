@@ -10,8 +10,6 @@ from typing import Any
 import tvm
 import tvm_ffi
 
-__all__ = ["dumps", "graph_text", "loads"]
-
 _nodes = tvm_ffi.get_global_func("node.LoadJSON")
 """The nodes of a `graph_text` of this version. `tvm.ir.load_json` rewrites those of others, which takes longer."""
 

@@ -15,8 +15,6 @@ from tvm import tirx
 
 from tilelang_core.ir import walk
 
-__all__ = ["install", "with_valid_names"]
-
 _RESERVED = frozenset(
     """
     alignas alignof and_eq asm auto bitand bitor bool catch char16_t char32_t char8_t co_await co_return co_yield compl

@@ -15,13 +15,6 @@ from tilelang_core import tl
 from tilelang_core.inlined_names import with_inlined_names
 from tilelang_core.reserved_names import with_valid_names
 
-__all__ = [
-    "BLOCK_ORDER", "COMPOSED", "LAUNCH", "address_of", "at", "beginning", "call", "copy_nest", "elected", "evaluate",
-    "extern", "extern_name", "function", "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker",
-    "parallel", "parameter_buffer", "recall", "region", "register_limit", "relaunched", "relooped", "renamed",
-    "resized", "rewrite", "sequence", "specialized", "tile_call", "with_values",
-]  # fmt: skip
-
 BLOCK_ORDER = "threadblock_swizzle_pattern"
 """AttrStmt key: the order in which the blocks of a grid have their indices."""
 

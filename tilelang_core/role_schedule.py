@@ -18,11 +18,6 @@ from tilelang_core.ir import op_name
 from tilelang_core.rewrite import relooped
 from tilelang_core.specialise import made_roles
 
-__all__ = [
-    "Duties", "Role", "RoleSchedule", "RoleTransfer", "can_be_made", "named", "plan", "scheduled", "statements",
-    "tiles", "without_bulk_loads",
-]  # fmt: skip
-
 _KEY = "tl.ws_schedule"
 _BLOCK = "tilelang_root"
 _WARP = 32

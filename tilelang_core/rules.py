@@ -18,8 +18,6 @@ from tvm.tirx.stmt_functor import post_order_visit
 from tilelang_core.prover import proving
 from tilelang_core.rewrite import at
 
-__all__ = ["broken_rule", "counted_from_the_begin"]
-
 _MARK = "[Tilelang Semantic Check] "
 _OPERATION = re.compile(r'"ir\.Op\(.*?name="([^"]*)".*\)"')
 """The form in which its message prints an operation."""

@@ -18,8 +18,6 @@ from tilelang_core.ir import constant, walk
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.rewrite import at, relooped, rewrite
 
-__all__ = ["with_kept_extents"]
-
 
 def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if it has such loops one that computes the same and keeps doing so."""

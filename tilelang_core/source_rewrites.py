@@ -17,8 +17,6 @@ from typing import Any
 
 from tvm import tirx
 
-__all__ = ["Rewrite", "keyed", "through"]
-
 Rewrite = Callable[[str], str]
 """A function of a module from the text of a kernel to that which nvcc gets."""
 

@@ -16,8 +16,6 @@ from tvm.tirx import stmt_functor
 from tilelang_core import tl
 from tilelang_core.prover import proving
 
-__all__ = ["DISABLE", "PRODUCER_THREADS", "STAGES", "branches", "is_load", "made_roles", "registers", "registers_left"]
-
 STAGES = "num_stages"
 """Annotation of a pipelined loop: how many iterations are in flight."""
 

@@ -12,8 +12,6 @@ from tvm import tirx
 from tvm.ir.transform import Sequential
 from tvm.tirx.transform import prim_func_pass
 
-__all__ = ["rewriting"]
-
 
 @contextlib.contextmanager
 def rewriting(

@@ -16,8 +16,6 @@ from tilelang_core import tl
 from tilelang_core.ir import constant, contains, op_name, proves, region_parts
 from tilelang_core.rewrite import recall, resized, rewrite
 
-__all__ = ["COPIES", "executed", "with_like_extents"]
-
 COPIES = (tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY)
 
 _NEARNESS = {"local.fragment": 2, "local": 2, "shared": 1, "shared.dyn": 1, "shared.tmem": 1}

@@ -22,8 +22,6 @@ from tilelang.language.eager import utils
 
 from tilelang_core.logs import LOGGER
 
-__all__ = ["TILELANG_ROOT", "install", "is_traced", "raises_without_source"]
-
 TILELANG_ROOT = str(Path(tilelang.__file__).parent)
 
 _BUILDER = "__tb"

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from time import monotonic
 from types import FrameType
 
-__all__ = ["raise_after"]
-
 AGAIN_S = 5.0
 """Seconds until an error is raised again: one in a destructor, or in a function of the garbage collector, is lost."""
 

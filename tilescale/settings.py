@@ -17,8 +17,6 @@ from typing import Any
 
 from tilescale.errors import UsageError, did_you_mean
 
-__all__ = ["Settings", "set_default", "settings"]
-
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 

@@ -24,8 +24,6 @@ from tilescale.settings import settings
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["install", "line_of", "lines", "show"]
-
 _OURS = ("tilescale", "tilelang_core")
 
 _PLAIN = ("sys", "tvm")

@@ -12,8 +12,6 @@ from tilescale.cli import ranks as job
 from tilescale.cli.machine import console
 from tilescale.cli.names import machine_option, reported
 
-__all__ = ["bench"]
-
 EXAMPLES = """
 \b
 Examples:

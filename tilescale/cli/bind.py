@@ -9,8 +9,6 @@ import click
 
 from tilescale.comm.binding import binding_of
 
-__all__ = ["bind"]
-
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},

@@ -16,8 +16,6 @@ from tilescale.cli.names import machine_option, reported
 if TYPE_CHECKING:
     from tilescale.cost.measured import Measured
 
-__all__ = ["calibrate"]
-
 EXAMPLES = """
 \b
 Examples:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-__all__ = ["completion"]
-
 
 @click.command(short_help="Print what SHELL reads to complete commands and machines.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))

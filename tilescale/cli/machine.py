@@ -12,8 +12,6 @@ from tilescale.cli.names import CommandFailure, MachineName, reported
 from tilescale.hda import Machine
 from tilescale.hda.draw import terminal
 
-__all__ = ["machine"]
-
 EXAMPLES = """
 \b
 Examples:

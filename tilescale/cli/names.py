@@ -12,8 +12,6 @@ from click.shell_completion import CompletionItem
 from tilescale.errors import TileScaleError
 from tilescale.hda import Machine
 
-__all__ = ["CommandFailure", "MachineName", "machine_option", "reported"]
-
 
 class CommandFailure(click.ClickException):
     """An error of the user: its message and hint, no traceback."""

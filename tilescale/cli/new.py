@@ -13,8 +13,6 @@ import click
 
 from tilescale.cli.tutorial import walk
 
-__all__ = ["new"]
-
 DEVICES = 4
 """Devices of the new program."""
 

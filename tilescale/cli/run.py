@@ -22,8 +22,6 @@ from tilescale.errors import TileScaleError
 from tilescale.hda import Machine
 from tilescale.settings import Settings
 
-__all__ = ["run"]
-
 _BIND = ("-m", "tilescale.cli", "bind")
 _DOCTOR = ("-m", "tilescale.cli", "doctor", "--job")
 _DOCTOR_S = 60  # longest wait of its ranks for each other

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tilescale.tuning.autotune import Autotuned
     from tilescale.tuning.database import Tuned
 
-__all__ = ["tune"]
-
 EXAMPLES = """
 \b
 Examples:

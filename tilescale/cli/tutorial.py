@@ -12,8 +12,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["walk"]
-
 WAIT = '                    T.wait(arrived[row], ">=", 1)\n'
 """The line of the template without which the program has a race."""
 

@@ -19,8 +19,6 @@ from tilescale.comm.liveness import keep_alive
 from tilescale.comm.trust.handshake import HELLO_BYTES, JOINED_BEFORE, PROOF_BYTES, WELCOME, Answer
 from tilescale.comm.trust.key import JobKey
 
-__all__ = ["BACKLOG", "Admission"]
-
 BACKLOG = 1024
 """Connections that the kernel holds until the thread comes to them."""
 

@@ -12,8 +12,6 @@ from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap.group import HeapGroup
 from tilescale.errors import RankMismatchError
 
-__all__ = ["Facts", "agree"]
-
 
 @dataclass(frozen=True)
 class Facts:

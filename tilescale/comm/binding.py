@@ -17,8 +17,6 @@ import psutil
 from tilescale.comm.adapters import Adapters, adapters_near
 from tilescale.hda.nvml import Accelerator, accelerators
 
-__all__ = ["Binding", "binding_of", "interface_to", "share_of_cores"]
-
 _LOCAL = (
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),

@@ -10,8 +10,6 @@ from types import FrameType
 
 from tilescale.errors import Location
 
-__all__ = ["CollectiveCall"]
-
 _BETWEEN = ("tilescale", "torch")
 """Packages whose frames are between the user's line and the call: PyTorch's call the operators."""
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from tilescale.comm.transport import Transport
 
-__all__ = ["RankFailure", "FailureLog", "JobStatus"]
-
 _NAME = "failures"
 _LONGEST = 16 << 10  # characters of a failure's text
 

@@ -15,8 +15,6 @@ from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCO
 from tilescale.comm.trust.key import JobKey
 from tilescale.errors import ForgedMessageError, LaunchError
 
-__all__ = ["SILENCE_S", "LivenessConnection", "keep_alive", "receive"]
-
 _IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
 _KEEPALIVE = {"TCP_KEEPIDLE": _IDLE_S, "TCP_KEEPINTVL": _INTERVAL_S, "TCP_KEEPCNT": _PROBES}
 

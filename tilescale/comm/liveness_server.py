@@ -11,8 +11,6 @@ from collections.abc import Callable
 from tilescale.comm.admission import BACKLOG, Admission
 from tilescale.comm.trust.key import JobKey
 
-__all__ = ["LivenessServer"]
-
 
 class LivenessServer:
     """Calls `on_cut(rank)`, in its thread, when a rank's end is closed, by `close` or by its death.

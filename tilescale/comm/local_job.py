@@ -23,8 +23,6 @@ from tilescale.comm.nodes import NodeFailure, OtherNodes
 from tilescale.comm.rank_process import NodePlacement
 from tilescale.errors import JobError
 
-__all__ = ["LocalJob", "limit_behind"]
-
 _GRACE_S = 10.0  # for the other ranks to report the failure; most have done so before the failing one ends
 _TERM_S = 2.0  # between SIGTERM and SIGKILL
 _LAST_WORDS_S = 2.0  # for output that a rank has written before its end; a grandchild may hold its pipe open

@@ -7,8 +7,6 @@ import threading
 
 from tilescale.errors import UsageError
 
-__all__ = ["OneCall"]
-
 
 class OneCall:
     """Held while a rank is in a call; a call inside of a call is a part of it.

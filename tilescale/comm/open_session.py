@@ -17,8 +17,6 @@ from tilescale.comm.trust.key_exchange import KeyServer
 from tilescale.comm.trust.records import seal, unseal_one
 from tilescale.errors import ForgedMessageError, LaunchError, RankFailedError
 
-__all__ = ["open_session"]
-
 _WHERE_KEY, _ROOT, _ROOTS = "key socket", "rank 0", "processes that are rank 0"
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from tilescale.comm.admission import BACKLOG
 
-__all__ = ["Ports", "ReservedPorts"]
-
 
 @dataclass(frozen=True)
 class Ports:

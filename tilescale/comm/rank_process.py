@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from tilescale.comm.launchers.torchrun import STORE_FD, STORE_PORT
 from tilescale.comm.ports import Ports, ReservedPorts
 
-__all__ = ["NodePlacement", "start"]
-
 _PR_SET_PDEATHSIG = 1
 
 

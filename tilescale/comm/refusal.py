@@ -22,8 +22,6 @@ from tilescale.errors import (
 if TYPE_CHECKING:
     from tilescale.comm.team import Team
 
-__all__ = ["refuse", "tells"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _COMMON = (RankFailedError, RankMismatchError, ForgedMessageError, WaitTimeoutError, OutOfBoundsError, DeviceError)

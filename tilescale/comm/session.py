@@ -22,8 +22,6 @@ from tilescale.comm.one_call import OneCall
 from tilescale.comm.transport import Transport
 from tilescale.errors import ForgedMessageError, RankFailedError, RankMismatchError, UsageError
 
-__all__ = ["Session"]
-
 T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02

@@ -23,8 +23,6 @@ from tilescale.comm.team import raised_at
 from tilescale.errors import ForgedMessageError, RankFailedError
 from tilescale.settings import settings
 
-__all__ = ["install"]
-
 _GRACE_S = 3.0
 _HEAD_START_S = 0.3  # for the interpreter of the rank that failed first to shut down
 _PAUSE_S = 0.02

@@ -19,8 +19,6 @@ from tilescale.errors import RankFailedError, UsageError
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-__all__ = ["StoreClient"]
-
 _PAUSE_S = 0.01
 
 

@@ -18,8 +18,6 @@ from tilescale.errors import LaunchError
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-__all__ = ["connect", "serve"]
-
 _NAME_WITHIN_S = 5.0  # a name may be made known a moment after the job starts
 _PAUSE_S = 0.25
 _BACKLOG = 1024

@@ -13,8 +13,6 @@ import time
 from tilescale.comm.session import Session
 from tilescale.errors import RankFailedError
 
-__all__ = ["go_on"]
-
 _ARRIVED, _MEMBERS, _NEXT = "survivors", "members", "next"
 _PAUSE_S = 0.02
 

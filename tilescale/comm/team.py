@@ -14,8 +14,6 @@ from tilescale.comm.session import Session
 from tilescale.comm.wire import encode
 from tilescale.errors import UsageError, picklable
 
-__all__ = ["Team", "raised_at", "run_in_call"]
-
 
 def _itself(team: Team, *_: Any, **__: Any) -> Team:
     return team

@@ -16,8 +16,6 @@ from tilescale.comm.trust.key import JobKey
 from tilescale.comm.trust.records import SignedRecord, seal, unseal, unseal_one
 from tilescale.comm.wire import decode
 
-__all__ = ["Transport"]
-
 _PIECE = 4 << 20  # torch's store refuses values above 8 MiB
 
 

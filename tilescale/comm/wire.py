@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["decode", "encode"]
-
 _LARGEST = 16  # bytes of an element
 _SMALL = 64 * 1024  # below this, one more copy costs less than one more message
 

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Worker"]
-
 _LOOK_S = 0.05
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-__all__ = ["World", "current_world", "init", "shrink", "times_shrunk"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class World(Team):

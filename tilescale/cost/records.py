@@ -12,8 +12,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-__all__ = ["made", "read"]
-
 MOST = 1 << 26
 """Characters of a file; the largest that is shipped has a hundredth of them."""
 

@@ -11,8 +11,6 @@ from tilescale.errors import UnknownLayerError, UnknownLevelError, did_you_mean
 from tilescale.hda.model import Identify, Level, MemoryLayer, Network
 from tilescale.hda.schema import spec
 
-__all__ = ["Description"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Description:

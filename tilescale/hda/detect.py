@@ -16,8 +16,6 @@ from tilescale.hda.machine import Machine
 from tilescale.hda.model import OPERATIONS, Network
 from tilescale.hda.nvml import SWITCH, Accelerator, accelerators
 
-__all__ = ["detect"]
-
 CPU = "cpu-node"
 PACKAGES = Path("/sys/devices/system/cpu")
 

@@ -15,8 +15,6 @@ import yaml
 
 from tilescale.errors import Location, MachineFileError
 
-__all__ = ["DocumentEntry", "merge", "read"]
-
 
 @dataclass(frozen=True)
 class DocumentEntry:

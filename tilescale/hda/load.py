@@ -18,8 +18,6 @@ from tilescale.hda.model import Network
 from tilescale.hda.reader import Reader
 from tilescale.hda.validate import check
 
-__all__ = ["BUILT_IN", "derive", "load", "names"]
-
 BUILT_IN = Path(__file__).parent / "machines"
 
 

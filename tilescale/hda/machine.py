@@ -12,8 +12,6 @@ from tilescale.hda.description import Description
 from tilescale.hda.model import Network
 from tilescale.hda.names import BuiltIn
 
-__all__ = ["Machine"]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Machine(Description):

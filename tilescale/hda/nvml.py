@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SWITCH", "Accelerator", "accelerators", "driver"]
-
 SWITCH = -1
 """Peer number that stands for a switch."""
 

@@ -13,8 +13,6 @@ from tilescale.hda.description import Description
 from tilescale.hda.model import Level, Network
 from tilescale.hda.units import format_count
 
-__all__ = ["UnitPlace", "locate"]
-
 Sizes = Mapping[str, int | Sequence[int]]
 
 

@@ -9,8 +9,6 @@ from tilescale.errors import UnsupportedError, UsageError, one
 from tilescale.hda.description import Description
 from tilescale.hda.model import ComputeUnit, Level, MemoryLayer, Network
 
-__all__ = ["advice_at_the_end", "capacity", "connects", "count", "has", "network", "rate", "rates", "residency"]
-
 REGISTER_BYTES = 4
 """Registers are counted in 32 bits, as `registers_per_thread` is everywhere."""
 

@@ -12,8 +12,6 @@ from tilescale.errors import MachineFileError, did_you_mean
 from tilescale.hda import schema, units
 from tilescale.hda.document import DocumentEntry
 
-__all__ = ["Reader"]
-
 Section = TypeVar("Section")
 
 

@@ -19,8 +19,6 @@ from tilescale.hda.description import Description
 from tilescale.hda.model import Mechanism, Network
 from tilescale.hda.place import UnitPlace, locate
 
-__all__ = ["Endpoint", "Hop", "Path", "path"]
-
 TYPICAL_BYTES = 1 << 20
 """Routes are compared by the time of a transfer of this size: a tile, not a word and not a tensor."""
 

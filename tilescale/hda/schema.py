@@ -12,8 +12,6 @@ from typing import Any
 
 from tilescale.hda import units
 
-__all__ = ["EXPECTED", "MOST", "describe", "of", "spec", "table"]
-
 MOST = 1 << 24
 """The largest number in a description; some counts become tables or nodes of a graph."""
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from tilescale.hda.model import Network
 
-__all__ = ["edges", "link_count", "route", "width"]
-
 
 def dimensions(net: Network, count: int) -> tuple[int, ...]:
     """A ring is a torus of one dimension."""

@@ -12,19 +12,6 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-__all__ = [
-    "DTYPES",
-    "EXAMPLES",
-    "format_bandwidth",
-    "format_bytes",
-    "format_clock",
-    "format_count",
-    "format_rate",
-    "format_time",
-    "is_dtype",
-    "parse",
-]
-
 EXAMPLES = {
     "size": '"228 KiB"',
     "bandwidth": '"900 GB/s"',

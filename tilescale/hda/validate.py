@@ -13,8 +13,6 @@ from tilescale.hda.description import Description
 from tilescale.hda.document import DocumentEntry
 from tilescale.hda.model import KINDS, OPERATIONS, Level, MemoryLayer, Network
 
-__all__ = ["check"]
-
 _ONLY = {
     "threads": ("thread_group",),
     "count": ("program", "unit"),

@@ -13,8 +13,6 @@ import click
 from tilescale.cli.doctor.finding import Finding
 from tilescale.errors import TileScaleError
 
-__all__ = ["doctor"]
-
 _MARKS = {True: ("yes", "green"), False: ("NO ", "red"), None: (" - ", "yellow")}
 
 

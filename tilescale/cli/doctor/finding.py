@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from tilescale.errors import TileScaleError
 
-__all__ = ["Finding", "ask"]
-
 
 @dataclass(frozen=True)
 class Finding:

@@ -17,8 +17,6 @@ from tilescale import __version__
 from tilescale.cli.doctor.finding import Finding, ask
 from tilescale.errors import DependencyError
 
-__all__ = ["findings"]
-
 _DESCRIPTORS = 1024
 _INFINIBAND = Path("/sys/class/infiniband")
 _MPI_WITHIN_S = 30.0

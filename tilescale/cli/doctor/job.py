@@ -13,8 +13,6 @@ from tilescale.cli.doctor.finding import Finding, ask
 from tilescale.comm import SymmetricHeap, World
 from tilescale.errors import TileScaleError
 
-__all__ = ["findings"]
-
 _ADAPTERS = ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NVSHMEM_HCA_PE_MAPPING", "UCX_NET_DEVICES")
 _CONNECT_WITHIN_S = 5.0
 _NCCL_WITHIN_S = 30.0

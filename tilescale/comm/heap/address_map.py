@@ -8,8 +8,6 @@ from functools import cached_property
 
 from tilescale.errors import NoPathError, OutOfBoundsError, PeerOutOfRangeError
 
-__all__ = ["AddressMap"]
-
 
 @dataclass(frozen=True)
 class AddressMap:

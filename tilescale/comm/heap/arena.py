@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-__all__ = ["ALIGNMENT", "Arena", "round_up"]
-
 ALIGNMENT = 512
 """Bytes: more than bulk copies (16) and vector loads need, so that tensors never share a cache line or a sector."""
 

@@ -21,8 +21,6 @@ from tilescale.hda.units import format_bytes
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CudaVmm"]
-
 _LARGEST = 64 << 30
 
 

@@ -17,8 +17,6 @@ from tilescale.settings import settings
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["default_heap", "empty", "from_tensor", "heap_for", "zeros"]
-
 BETWEEN_NODES = ("nvshmem",)
 """Providers that support several nodes."""
 

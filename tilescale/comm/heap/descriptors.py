@@ -20,8 +20,6 @@ from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.trust import same_user
 from tilescale.errors import DeviceError, LaunchError
 
-__all__ = ["Mailbox", "exchange", "send"]
-
 _MESSAGE = struct.Struct("!I")  # the sender's rank
 _MOST_DESCRIPTORS = 8  # in a message that is not ours; all have to be received to be closed
 

@@ -12,8 +12,6 @@ from tilescale.comm.team import Team
 from tilescale.errors import RankFailedError, RankMismatchError
 from tilescale.settings import settings
 
-__all__ = ["HeapGroup"]
-
 T = TypeVar("T")
 
 

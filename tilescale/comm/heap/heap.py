@@ -39,8 +39,6 @@ from tilescale.settings import settings
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SymmetricHeap", "Usage"]
-
 
 @dataclass(frozen=True)
 class Usage:

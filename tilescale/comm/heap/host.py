@@ -20,8 +20,6 @@ from tilescale.errors import DeviceError, TileScaleError, UnsupportedError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HostProvider"]
-
 _LARGEST = 64 << 30
 _MAP_FIXED = 0x10  # Python's mmap module can neither map at an address nor map nothing
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from tilescale.comm.heap.arena import Arena
 
-__all__ = ["HeapBlock", "Ledger"]
-
 
 @dataclass
 class HeapBlock:

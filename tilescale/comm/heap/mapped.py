@@ -21,8 +21,6 @@ from tilescale.comm.heap.provider import Extent, HeapCannotGrow
 from tilescale.errors import DeviceError
 from tilescale.hda.units import format_bytes
 
-__all__ = ["MappedHeap", "Pages"]
-
 
 class Pages(Protocol):
     """Memory of one kind, and the operations that map it into an address range. Every method raises DeviceError if it

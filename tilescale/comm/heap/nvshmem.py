@@ -29,8 +29,6 @@ from tilescale.settings import set_default
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Nvshmem", "address_map"]
-
 _CHUNK = 512 << 20  # NVSHMEM itself takes memory from the device in such steps
 _LARGEST = 64 << 30
 _GRANULARITY = 2 << 20

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from tilescale.comm.heap.heap import SymmetricHeap
 
-__all__ = ["add", "heap_of", "not_symmetric", "remove"]
-
 _open: list[SymmetricHeap] = []
 _exit_registered_by: int | None = None
 

@@ -19,8 +19,6 @@ from tilescale.hda.units import format_bytes
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PROVIDERS", "ProviderEntry", "Extent", "Provider", "HeapCannotGrow", "choose", "register"]
-
 
 class Extent(NamedTuple):
     """A range of a heap that is mapped on all ranks: its offset in the heap and its size, in bytes."""

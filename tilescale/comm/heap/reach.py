@@ -14,8 +14,6 @@ from tilescale.comm.team import Team
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Reach", "reach"]
-
 
 class Reach:
     """Range of loads and stores in a heap whose other ranks are reached by a library's functions.

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["contiguous_strides", "extent", "tensor_at"]
-
 
 def tensor_at(
     address: int,

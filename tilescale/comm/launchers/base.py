@@ -12,8 +12,6 @@ from tilescale.comm.trust.key import JobKey
 if TYPE_CHECKING:
     from torch.distributed import PrefixStore
 
-__all__ = ["Joined", "Launcher"]
-
 
 @dataclass(frozen=True)
 class Joined:

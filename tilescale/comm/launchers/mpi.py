@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
     from torch.distributed import TCPStore
 
-__all__ = ["Mpi"]
-
 _MARKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 

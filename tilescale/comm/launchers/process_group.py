@@ -11,8 +11,6 @@ from typing import Any
 from tilescale.comm.launchers.base import Joined
 from tilescale.comm.trust.key import JobKey
 
-__all__ = ["ProcessGroup"]
-
 
 class ProcessGroup:
     """The ranks of torch.distributed's default group, which share its store."""

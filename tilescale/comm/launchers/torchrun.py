@@ -14,8 +14,6 @@ from tilescale.comm.launchers.base import Joined
 from tilescale.comm.trust.key import JobKey
 from tilescale.errors import LaunchError
 
-__all__ = ["STORE_FD", "STORE_PORT", "Torchrun"]
-
 STORE_FD = "TILESCALE_STORE_FD"
 """Environment variable of rank 0: the descriptor of a socket on which its launcher listens for it."""
 

@@ -18,8 +18,6 @@ from tilescale.comm.trust.key import JobKey
 from tilescale.comm.trust.records import seal, unseal_one
 from tilescale.errors import ForgedMessageError
 
-__all__ = ["NodeChannel"]
-
 _LENGTH = struct.Struct("!I")
 _LONGEST = 1 << 16
 

@@ -19,8 +19,6 @@ from tilescale.comm.ports import ReservedPorts
 from tilescale.comm.trust.handshake import new_nonce
 from tilescale.errors import ForgedMessageError, LaunchError
 
-__all__ = ["Hub"]
-
 
 class Hub:
     """The other nodes as node 0 sees them; see `OtherNodes`."""

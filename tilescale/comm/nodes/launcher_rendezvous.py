@@ -12,18 +12,6 @@ from tilescale.comm.ports import Ports, ReservedPorts
 from tilescale.comm.trust.key import JobKey
 from tilescale.errors import UsageError
 
-__all__ = [
-    "GONE",
-    "LAUNCHERS",
-    "PORT",
-    "JobEnded",
-    "NodeFailure",
-    "News",
-    "OtherNodes",
-    "LauncherRendezvous",
-    "rendezvous_of",
-]
-
 PORT = 29400
 """Default port of node 0."""
 

@@ -16,8 +16,6 @@ from tilescale.comm.ports import Ports
 from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCOME, Hello
 from tilescale.errors import ForgedMessageError, LaunchError
 
-__all__ = ["Spoke"]
-
 _JUST_ENDED_S = 10.0
 _PAUSE_S = 0.25  # before the next try: node 0 may start later
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from tilescale.comm.trust.key import TAG_BYTES, JobKey
 from tilescale.errors import ForgedMessageError
 
-__all__ = ["CHALLENGE_BYTES", "HELLO_BYTES", "JOINED_BEFORE", "PROOF_BYTES", "WELCOME", "Answer", "Hello", "new_nonce"]
-
 _PROTOCOL = b"TSJ1"
 _NONCE_BYTES = 32
 _HELLO = struct.Struct(f"!4sI{_NONCE_BYTES}s")

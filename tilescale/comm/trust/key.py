@@ -16,8 +16,6 @@ from pathlib import Path
 
 from tilescale.errors import LaunchError
 
-__all__ = ["KEY", "KEY_BYTES", "KEY_FILE", "NO_KEY", "TAG_BYTES", "JobKey", "new_key"]
-
 KEY, KEY_FILE, NO_KEY = "TILESCALE_JOB_KEY", "TILESCALE_JOB_KEY_FILE", "TILESCALE_ALLOW_NO_KEY"
 """Environment variables: the key as 64 hexadecimal digits, a file that holds it so, and 1 to run without one."""
 

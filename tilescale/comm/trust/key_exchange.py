@@ -17,8 +17,6 @@ import time
 from tilescale.comm.trust import same_user
 from tilescale.comm.trust.key import KEY_BYTES, JobKey, new_key
 
-__all__ = ["KeyServer", "fetch"]
-
 _PAUSE_S = 0.1  # when there are no descriptors left
 
 

@@ -17,8 +17,6 @@ from typing import NamedTuple
 from tilescale.comm.trust.key import TAG_BYTES, JobKey
 from tilescale.errors import ForgedMessageError
 
-__all__ = ["SignedRecord", "seal", "unseal", "unseal_one"]
-
 _HEADER = struct.Struct("!IQ")  # rank, bytes of the payload
 _BEGIN = _HEADER.size + TAG_BYTES
 

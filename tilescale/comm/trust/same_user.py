@@ -12,8 +12,6 @@ import secrets
 import socket
 import struct
 
-__all__ = ["connect", "is_ours", "listen"]
-
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _TIMEOUT_S = 5.0  # for a local connection to be accepted into the queue
 

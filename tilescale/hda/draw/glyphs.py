@@ -10,8 +10,6 @@ from itertools import combinations
 from tilescale.hda.draw.palette import paint
 from tilescale.hda.model import Network
 
-__all__ = ["GLYPH", "glyph"]
-
 GLYPH = 44
 """Width and height of a glyph in pixels."""
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from tilescale.hda.draw.palette import paint
 
-__all__ = ["STEP", "cells"]
-
 CELL, STEP = 20, 34
 MOST = 8
 """Cells along one side; the middle of more is an ellipsis."""

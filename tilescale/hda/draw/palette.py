@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-__all__ = ["paint", "style_sheet"]
-
 COLOURS = {
     "paper": ("#ffffff", "#131416"),
     "ink": ("#1f2a37", "#dde1e7"),

@@ -20,8 +20,6 @@ from tilescale.hda.draw.palette import paint, style_sheet
 from tilescale.hda.model import Level, MemoryLayer, Network
 from tilescale.hda.units import format_bytes
 
-__all__ = ["picture"]
-
 PAD, GAP, TITLE, BAR, GROUP = 16, 10, 26, 26, 22
 SIBLING, SIBLINGS = 46, 3
 BAR_WIDTH, CHARACTER, SHIFT = 260, 6.7, 14

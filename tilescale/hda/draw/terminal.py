@@ -17,8 +17,6 @@ from tilescale.hda.machine import Machine
 from tilescale.hda.model import OPERATIONS, Level, Network
 from tilescale.hda.units import format_bandwidth, format_bytes, format_count, format_rate, format_time
 
-__all__ = ["listing", "picture"]
-
 LEVEL, MEMORY, NETWORK, QUIET = "bold cyan", "green", "magenta", "dim"
 
 

@@ -9,8 +9,6 @@ from tilescale.hda.description import Description
 from tilescale.hda.model import OPERATIONS, Level, Mechanism, MemoryLayer, Network
 from tilescale.hda.units import format_bandwidth, format_bytes, format_rate, format_time
 
-__all__ = ["arithmetic", "layer_facts", "level_facts", "mechanism_facts", "network_facts", "network_place", "shape"]
-
 
 def level_facts(machine: Description, level: Level) -> str:
     """Properties of a level, after its name: "up to 32 programs, 2048 threads at once"."""

@@ -11,8 +11,6 @@ import numpy as np
 from tilescale.backends.emulator.numerics import dtypes
 from tilescale.errors import ShapeError, UnsupportedError
 
-__all__ = ["atomic_update"]
-
 _UFUNCS = {
     "add": np.add,
     "max": np.fmax,

@@ -17,8 +17,6 @@ import torch
 
 from tilescale.errors import ArgumentError, UnsupportedError
 
-__all__ = ["as_compute", "convert", "from_numpy", "is_float", "numpy_dtype", "tf32", "to_numpy", "wrap"]
-
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 _F16, _F32, _F64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)

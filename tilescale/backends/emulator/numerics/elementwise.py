@@ -16,23 +16,6 @@ import numpy as np
 from tilescale.backends.emulator.numerics import dtypes
 from tilescale.backends.emulator.numerics.dtypes import wrap
 
-__all__ = [
-    "BINARY",
-    "add",
-    "bitwise",
-    "divide",
-    "floor_divide",
-    "floor_mod",
-    "maximum",
-    "minimum",
-    "mod",
-    "multiply",
-    "select",
-    "shift_left",
-    "shift_right",
-    "subtract",
-]
-
 _F32 = np.dtype(np.float32)
 
 

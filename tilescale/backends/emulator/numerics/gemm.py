@@ -12,8 +12,6 @@ import torch
 from tilescale.backends.emulator.numerics import dtypes
 from tilescale.errors import ShapeError, UnsupportedError
 
-__all__ = ["decompress_2to4", "gemm", "gemm_blockscaled", "gemm_sparse"]
-
 _F32, _F64, _I64 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
 
 

@@ -14,8 +14,6 @@ import numpy as np
 from tilescale.backends.emulator.numerics import dtypes
 from tilescale.errors import UnsupportedError
 
-__all__ = ["add", "divide", "fma", "multiply", "reciprocal", "sqrt", "subtract"]
-
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
 

@@ -7,8 +7,6 @@ import numpy as np
 
 from tilescale.errors import ShapeError
 
-__all__ = ["im2col"]
-
 
 def im2col(
     img: np.ndarray,

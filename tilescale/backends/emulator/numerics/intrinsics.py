@@ -18,8 +18,6 @@ import torch
 from tilelang_core import tl
 from tilescale.backends.emulator.numerics import dtypes, elementwise, ieee
 
-__all__ = ["INTRINSICS"]
-
 _F32, _F64, _U64, _I32 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.uint64), np.dtype(np.int32)
 
 

@@ -10,8 +10,6 @@ import numpy as np
 from tilescale.backends.emulator.numerics import dtypes
 from tilescale.errors import ShapeError, UnsupportedError
 
-__all__ = ["combine_ufunc", "identity", "reduce", "reduce_many", "scan"]
-
 _F32 = np.dtype(np.float32)
 # fmax and fmin return the operand that is not NaN, as CUDA's fmaxf, fminf, __hmax and __hmin do.
 _UFUNCS = {

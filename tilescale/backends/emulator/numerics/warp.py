@@ -14,8 +14,6 @@ from tilescale.backends.emulator.numerics.dtypes import as_compute, convert, is_
 from tilescale.backends.emulator.numerics.reduce import combine_ufunc, identity
 from tilescale.errors import UnsupportedError
 
-__all__ = ["match_all", "match_any", "shfl", "vote", "warp_reduce"]
-
 WARP = 32
 FULL_MASK = 0xFFFFFFFF
 
