@@ -24,12 +24,11 @@ from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.access import element
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.regions import Region
+from tilescale.backends.emulator.interpret.regions import Block, Region
 from tilescale.backends.emulator.interpret.registry import ignore, operation
 from tilescale.backends.emulator.interpret.selections import located
 from tilescale.backends.emulator.operations.barriers import BarrierReference
 from tilescale.backends.emulator.operations.multicast import multicast
-from tilescale.backends.emulator.operations.rows import rows_copy
 from tilescale.errors import ShapeError, TileScaleError, UnsupportedError, UsageError
 
 ignore("tl.GemmWarpPolicy")
@@ -346,3 +345,19 @@ def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
 operation(tl.ATOMICADD)(_tile_atomic("add"))
 operation(tl.ATOMICMAX)(_tile_atomic("max"))
 operation(tl.ATOMICMIN)(_tile_atomic("min"))
+
+
+def rows_copy(compiler: Compiler, source: Region, target: Region, notes: Any) -> Closure:
+    """The closure of a copy whose annotations name rows of the tensor, and the first column."""
+    rows, column = [compiler.expr(r) for r in notes["gather4_rows"]], compiler.expr(notes["gather4_col"])
+    tensor, tile = (target, source) if "is_scatter4" in notes else (source, target)
+
+    def run(frame: Frame) -> None:
+        array, held, first = tensor.home.array(frame), tile.home.array(frame), uniform(column(frame), frame, "a column")
+        for number, row in enumerate(rows):
+            there = Block(array, (uniform(row(frame), frame, "a row"), first), (1, held.shape[1]))
+            here = Block(held, (number, 0), (1, held.shape[1]))
+            from_, to = (there, here) if tensor is source else (here, there)
+            target.store(frame, to, source.load(frame, from_))
+
+    return run if compiler.data else lambda frame: None

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tilelang_core import ir
-from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.execute.frame import Frame, is_vector
+from tilescale.backends.emulator.interpret.access import element
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.regions import Region
@@ -15,17 +18,18 @@ from tilescale.backends.emulator.interpret.symbols import PRIVATE
 from tilescale.backends.emulator.operations.remote import Flag
 from tilescale.backends.emulator.record.costs import loop_cost
 from tilescale.backends.emulator.record.equivalence import equivalence
-from tilescale.backends.emulator.record.flags import watched
 from tilescale.backends.emulator.record.loops import timed
 from tilescale.backends.emulator.record.memoization import Memoization
-from tilescale.backends.emulator.record.persistent import PersistentLoops
 from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.record.registry import COSTS, RUN_WITHOUT_DATA
 from tilescale.backends.emulator.record.tally import tally
 from tilescale.backends.emulator.record.transfers import chunk_cost
+from tilescale.passes.structure import location
+from tilescale.program.effects import statements
 from tilescale.program.model import Launch
-from tilescale.program.operations import Collective
+from tilescale.program.operations import Collective, Operation, operation, signalled, waited
 from tilescale.program.ops import COPY
+from tilescale.program.persistent_loops import LoopIteration, iteration_of
 
 
 class Recording:
@@ -111,3 +115,143 @@ class Recording:
     def chunk(self, compiler: Compiler, made: Collective, source: Region, flag: Flag) -> Callable[..., None]:
         """The same for a chunk of a gather or an all-to-all."""
         return chunk_cost(compiler, made, source, flag)
+
+
+class PersistentLoops:
+    """The persistent loops of a program.
+
+    Attributes:
+        loops: the loops; `refills`, the first statements after their pipelined loops, where there is an epilogue;
+            `epilogues`: statements of epilogues, and whether they are the first one and the last one.
+    """
+
+    def __init__(self, compiler: Compiler):
+        self.recorder = compiler.instrumentation.recorder
+        self.loops: set[ir.Stmt] = set()
+        self.refills: set[ir.Stmt] = set()
+        self.epilogues: dict[ir.Stmt, tuple[bool, bool]] = {}
+        for stmt, _, launch in statements(compiler.program.body):
+            iteration = None
+            if isinstance(stmt, ir.For) and launch is not None:
+                iteration = iteration_of(stmt, compiler.machine, compiler.surroundings)
+            if iteration is not None:
+                self.loops.add(stmt)
+                self._note(iteration)
+
+    def _note(self, iteration: LoopIteration) -> None:
+        if iteration.epilogue:
+            self.refills.add((*iteration.after, *iteration.epilogue)[0])
+        for stmt in iteration.epilogue:
+            self.epilogues[stmt] = stmt is iteration.epilogue[0], stmt is iteration.epilogue[-1]
+
+    def told(self, stmt: ir.Stmt, closure: Closure) -> Closure:
+        """The closure of a statement, with a report of its role to the recorder."""
+        if stmt in self.loops:
+            return self._loop(closure)
+        if stmt in self.epilogues:
+            closure = self._epilogue(closure, *self.epilogues[stmt])
+        return self._refilled(closure) if stmt in self.refills else closure
+
+    def _loop(self, closure: Closure) -> Closure:
+        recorder = self.recorder
+
+        def run(frame: Frame) -> Any:
+            has_roles = recorder.begins_persistent_loop()
+            left = closure(frame)
+            if has_roles:
+                recorder.ends_persistent_loop()
+            return left
+
+        return run
+
+    def _refilled(self, closure: Closure) -> Closure:
+        recorder = self.recorder
+
+        def run(frame: Frame) -> Any:
+            recorder.waits_for_epilogue()
+            return closure(frame)
+
+        return run
+
+    def _epilogue(self, closure: Closure, begins: bool, ends: bool) -> Closure:
+        recorder = self.recorder
+
+        def run(frame: Frame) -> Any:
+            with recorder.as_epilogue(begins, ends):
+                return closure(frame)
+
+        return run
+
+
+def _named_by(found: Operation | None) -> list[ir.Call]:
+    """The flags that an operation of the language names."""
+    waits = waited(found)
+    return [*signalled(found), *([waits.flag] if waits is not None else [])]
+
+
+def _loads(node: Any) -> list[ir.BufferLoad]:
+    found: list[ir.BufferLoad] = []
+    ir.walk(node, lambda inner: found.append(inner) if isinstance(inner, ir.BufferLoad) else None)
+    return found
+
+
+class _Places:
+    """The flags of the accesses in a statement, where each is a single flag."""
+
+    def __init__(self, compiler: Compiler, accesses: list[Any]):
+        self._elements = [element(compiler, a.buffer, a.indices) for a in accesses if compiler.reaches_flags(a)]
+
+    def of(self, frame: Frame) -> list[np.ndarray]:
+        """Arrays of one element."""
+        found = []
+        for place in self._elements:
+            index = [i(frame) for i in place.indices]
+            array = place.home.array(frame)
+            if any(is_vector(i) for i in index):
+                continue
+            if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
+                found.append(array[tuple(slice(i, i + 1) for i in index)])
+        return found
+
+
+def _without_own_flags(stmt: ir.Stmt) -> Sequence[Any]:
+    """A statement without the flags that an operation of the language names, which are recorded anyway."""
+    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    own = _named_by(operation(call))
+    return [argument for argument in call.args if not any(argument.same_as(flag) for flag in own)] if own else [stmt]
+
+
+def watched(compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
+    """`closure`, followed by recording: if the statement may have changed flags, by a store or an atomic, all flags are
+    read; if it is a loop that polls some, the values it saw are recorded.
+    """
+    if not any(ir.contains(part, lambda node: compiler.reaches_flags(node)) for part in _without_own_flags(stmt)):
+        return closure
+    recorder, where = compiler.instrumentation.recorder, location(stmt)
+    if isinstance(stmt, ir.While):
+        looks = _Places(compiler, _loads(stmt))
+
+        def over(frame: Frame) -> Any:
+            left = closure(frame)
+            for flag in looks.of(frame):
+                recorder.looked(flag, where)
+            return left
+
+        return over
+    if isinstance(stmt, ir.BufferStore):
+        targets, op = _Places(compiler, [stmt]), "set"
+    elif isinstance(stmt, ir.Evaluate):
+        targets, op = _Places(compiler, _loads(stmt)), "add" if "atomic" in (ir.op_name(stmt.value) or "") else "set"
+    elif isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
+        targets, op = _Places(compiler, []), "set"
+    else:
+        return closure
+
+    def run(frame: Frame) -> Any:
+        for flag in targets.of(frame):
+            recorder.flag(flag)
+        left = closure(frame)
+        recorder.written(op)
+        return left
+
+    return run
