@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from tilelang_core import ir
 from tilescale.errors import ArgumentError
@@ -16,9 +17,6 @@ from tilescale.hda.units import format_count
 from tilescale.program.effects import statements
 from tilescale.program.extents import evaluate, solve
 from tilescale.program.model import Parameter, Program
-
-if TYPE_CHECKING:
-    import torch
 
 TWO_IN_A_BYTE = ("float4_e2m1fn", "int4", "uint4")
 """Types of which PyTorch holds two elements in a byte."""
@@ -138,8 +136,6 @@ def scalar(parameter: Parameter, value: Any) -> Any:
 
 @cache
 def _range(dtype: str) -> tuple[float, float]:
-    import torch
-
     kind = ir.torch_dtype(dtype)
     if kind is torch.bool:
         return 0, 1
@@ -175,8 +171,6 @@ def check_dense(parameter: Parameter, value: Any) -> None:
 
 def check_device(parameter: Parameter, value: Any, device: torch.device) -> None:
     """Raises ArgumentError for a tensor on another device than the program's."""
-    import torch
-
     check_dense(parameter, value)
     if isinstance(value, torch.Tensor) and value.device != device:
         raise ArgumentError(
@@ -198,8 +192,6 @@ def _shape(parameter: Parameter, value: Any, device: torch.device | None) -> tup
 
 
 def _check_tensor(parameter: Parameter, value: Any, device: torch.device) -> None:
-    import torch
-
     if not isinstance(value, torch.Tensor):
         raise ArgumentError(f"{parameter.name!r} is {type(value).__name__}", hint="pass a torch.Tensor")
     check_device(parameter, value, device)
@@ -213,8 +205,6 @@ def _check_tensor(parameter: Parameter, value: Any, device: torch.device) -> Non
 @cache
 def _held_by(declared: str) -> frozenset[torch.dtype]:
     """The types of tensors that hold elements of a declared one: none, if PyTorch has none."""
-    import torch
-
     try:
         own = frozenset([ir.torch_dtype(declared)])
     except ValueError:
@@ -274,6 +264,4 @@ def check_writable(parameter: Parameter, value: Any) -> None:
 
 def count_writes(tensors: Iterable[Any]) -> None:
     """Count a change of each tensor, so that autograd notices if it has saved one for the backward pass."""
-    import torch
-
     torch.autograd.graph.increment_version([tensor for tensor in tensors if isinstance(tensor, torch.Tensor)])

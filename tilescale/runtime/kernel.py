@@ -12,6 +12,8 @@ from operator import itemgetter
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tilelang_core import ir
 from tilelang_core.ir import PrimFunc
 from tilescale import backends
@@ -49,8 +51,6 @@ from tilescale.runtime.symmetry import reached_by_peers, warn_of_plain_tensors
 from tilescale.timing.draw.trace import written
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.timing.timeline import Timeline
 
 
@@ -226,8 +226,6 @@ class Kernel(DropIn):
 
     @cached_property
     def _place(self) -> torch.device:
-        import torch
-
         return torch.device(self._executable.device)
 
     def _lowered(self, backend: backends.Backend) -> backends.Lowered:
@@ -299,8 +297,6 @@ class Kernel(DropIn):
 
     def _again(self) -> Callable[..., None]:
         """A function that repeats the previous call without lookups, if the call is the same."""
-        import torch
-
         one_call, again, first = self._team.one_call, self._executable.again, self._on_device
         numbers = [(i, p) for i, p in enumerate(self.program.parameters) if p.buffer is None]
         changed = itemgetter(*self._changed) if self._changed else lambda args: ()
@@ -426,8 +422,6 @@ class Kernel(DropIn):
 @contextlib.contextmanager
 def _unchanged_by_failure(given: Sequence[Any]) -> Iterator[None]:
     """Restore tensors after a failure: other ranks sent copies of theirs."""
-    import torch
-
     before = [(value, value.clone()) for value in given if isinstance(value, torch.Tensor)]
     try:
         yield

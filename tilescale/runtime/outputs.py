@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+
 from tilelang_core import ir
 from tilescale.errors import ArgumentError, UsageError
 from tilescale.program.arguments import in_storage
@@ -79,8 +81,6 @@ class KernelOutputs:
         """
         if not self.positions:
             return values
-        import torch
-
         shapes = tuple(getattr(value, "shape", None) for value in values)
         scalars = tuple((var, values[i]) for i, var in self._scalars)
         made = self._known.get((shapes, scalars))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from tilelang_core import ir
 from tilescale import backends
 from tilescale.comm import World, init
@@ -59,8 +61,6 @@ class TimeSource:
         """Name of the hardware: the GPU's, or the machine's with a word that marks it as simulated."""
         if self.simulated:
             return f"{self.machine.name} (simulated)"
-        import torch
-
         return str(torch.cuda.get_device_name(self.team.device))
 
     def timer(self, mode: str) -> Timer:
@@ -110,8 +110,6 @@ def here(machine: Machine, units: int | None = None) -> TimeSource:
         UsageError: more units than the machine has.
         LaunchError, UsageError: as `tilescale.init` and `World.device`.
     """
-    import torch
-
     world, most = init(), machine.count(machine.tensor_level.name)
     if units is not None and units > most:
         raise UsageError(f"{units} units: {machine.name} has {most}", hint="name a larger machine: --machine")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilelang_core.lru import LruCache
@@ -225,6 +227,4 @@ class DeviceLowered:
 
 
 def _synchronize() -> None:
-    import torch
-
     torch.cuda.synchronize()

@@ -3,21 +3,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
-
-if TYPE_CHECKING:
-    import torch
 
 
 def has_gpu() -> bool:
     """Whether there is a GPU. In a process forked after the first use of CUDA, where the driver finds none: whether the
     parent has one.
     """
-    import torch
-
     return torch.cuda._is_in_bad_fork() or torch.cuda.is_available()
 
 
@@ -43,8 +38,6 @@ def target_or_auto(machine: Machine) -> dict[str, str] | str:
 
 def check_gpu(machine: Machine, device: torch.device) -> None:
     """Raise UnsupportedError for a local GPU that cannot run the machine's code."""
-    import torch
-
     check_processor(machine, torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.memory import meta_array
@@ -43,8 +44,6 @@ def bind_arguments(
         ArgumentError: count, type, data type or shape differ from the program's, or a tensor cannot take results.
         RankMismatchError: units disagree about a symbolic extent.
     """
-    import torch
-
     units = {
         extent: size
         for (_, extent), (_, size) in zip(program.extents, extents, strict=False)
@@ -80,8 +79,6 @@ def _without_data(compiler: Compiler, parameter: Parameter, value: Any, rank: in
     """An array of the argument's shape without data. Assumed values and flags have data: a copy of the argument, or
     zeros.
     """
-    import torch
-
     declared = str(parameter.buffer.dtype)
     dtype = numpy_dtype(element_type(declared))
     shape = (*shape_of(parameter, value), *lane_axis(declared))

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from tilescale.backends.emulator.compiled import Compiled
 from tilescale.backends.emulator.execute.frame import Frame
@@ -310,8 +311,6 @@ class Run:
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     """Run numpy with one thread: tiles are small, so that splitting a GEMM costs more than computing it."""
-    import torch
-
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, no_type_check
 
+import torch
+
 from tilelang_core import stock as T
 from tilelang_core import tl
 from tilelang_core.compile import entry
@@ -61,8 +63,6 @@ class RankBarrier:
 
     def __init__(self, heap: SymmetricHeap | Reach, compile: Callable[[Any], Any]):
         """Collective. `compile` makes a kernel of a traced function."""
-        import torch
-
         team = heap.team
         self._kernel = entry(compile(barrier_function(team.size, heap.addresses.stride)))
         self._instance = heap.zeros(2 * team.size, torch.int64)

@@ -11,14 +11,14 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+import torch
+
 from tilescale.backends.cuda.running.grids import grid_step
 from tilescale.backends.cuda.running.steps import CallStep, KernelLaunch, ProgramCall, StreamWork, in_order
 from tilescale.backends.cuda.running.streams import own_stream
 from tilescale.backends.tilelang.lowering.program import ConcurrentGrids
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
@@ -34,14 +34,10 @@ class SideStream:
 
     def fork(self) -> None:
         """Let work added to it from now on follow the current stream's earlier work."""
-        import torch
-
         self.stream.wait_event(torch.cuda.current_stream().record_event())
 
     def join(self) -> None:
         """Let the current stream wait for all work added to it."""
-        import torch
-
         torch.cuda.current_stream().wait_stream(self.stream)
 
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from tilescale.backends.cuda.running.streams import own_stream
-
-if TYPE_CHECKING:
-    import torch
 
 _PRIORITY = -1
 
@@ -57,8 +56,6 @@ class CopyQueue:
 
     def start(self) -> None:
         """Let operations added from now on follow the current stream's earlier work."""
-        import torch
-
         self.add(partial(self.stream.wait_event, torch.cuda.current_stream().record_event()))
         self._is_ahead = True
 
@@ -81,8 +78,6 @@ class CopyQueue:
 
     def join(self) -> None:
         """Let the current stream wait for all started operations."""
-        import torch
-
         self.flush()
         if self._is_ahead:
             torch.cuda.current_stream().wait_stream(self.stream)
@@ -90,8 +85,6 @@ class CopyQueue:
 
     def host_memory(self, nbytes: int) -> int:
         """The address of `nbytes` bytes of host memory, reused by one operation after the other."""
-        import torch
-
         if not self._host or self._host[-1].nbytes < nbytes:
             self._host.append(torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available()))
         return self._host[-1].data_ptr()

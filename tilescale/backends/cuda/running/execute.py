@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+import torch
+
 from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.base import Compilation
@@ -67,8 +69,6 @@ class DeviceProgram:
         """Collective; compiles nothing. A program lowered for other devices, or another address range, is lowered
         again.
         """
-        import torch
-
         self.program, machine = lowered.program, lowered.target.machine
         self.options = compiler_options(options)
         self.world: World = init()
@@ -430,8 +430,6 @@ class DeviceProgram:
 
     def synchronize(self) -> None:
         """Wait until the device is idle. Raises as a call does, for all calls until now."""
-        import torch
-
         if self._waits:
             self.guard.synchronize()
         else:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+import torch
+
 from tilelang_core import ir
 from tilescale.backends.cuda.running.barrier_kernel import purpose
 from tilescale.backends.cuda.running.steps import ProgramCall, StreamWork
@@ -18,8 +20,6 @@ from tilescale.backends.tilelang.lowering import arguments as arg
 from tilescale.program.extents import agreed
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
@@ -128,8 +128,6 @@ class ProgramMemory:
             self._flags.get(shapes, partial(self._make_flags, dict(shapes)))
 
     def _make_flags(self, shapes: dict[str, tuple[int, ...]]) -> _Flags:
-        import torch
-
         types = [getattr(torch, self._declared[name].dtype) for name in shapes]
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes.values(), types, strict=True)]
         rooms = [-(-size // _FLAGS_APART) * _FLAGS_APART for size in sizes]
@@ -138,8 +136,6 @@ class ProgramMemory:
         return _Flags(whole, {name: part[:n].view(dtype).view(shape) for (name, shape), dtype, n, part in cut})
 
     def _zeros(self, shape: tuple[int, ...], dtype: str, symmetric: bool) -> torch.Tensor:
-        import torch
-
         kind = getattr(torch, dtype)
         if symmetric and not self._context.is_alone:
             return self._context.heap.zeros(shape, kind)

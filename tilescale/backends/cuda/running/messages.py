@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from tilelang_core import ir
 from tilescale.backends.cuda.running.phases import TensorRegion, runs
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
@@ -24,8 +26,6 @@ from tilescale.program.mesh import Mesh
 from tilescale.program.operations import Copy, Signal
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
@@ -136,8 +136,6 @@ class DeviceMessages:
         return target if same else target.new_empty(target.shape, dtype=dtype)
 
     def _token(self) -> torch.Tensor:
-        import torch
-
         return torch.zeros(1, dtype=torch.int32, device=self.context.device)
 
     def _store(self, t: DeviceTransfer, arrived: torch.Tensor) -> None:

@@ -14,13 +14,14 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+import torch.distributed as dist
+
 from tilescale.collectives import records
 from tilescale.program.mesh import Mesh
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.comm import Team, World
 
 
@@ -65,8 +66,6 @@ def joins(team: Team, world: World) -> bool:
 
     Subgroups of a process group bound to its device are split off it, which NCCL allows only with all of its ranks.
     """
-    import torch.distributed as dist
-
     if team.ranks == world.ranks:
         return True
     if not dist.is_initialized() or list(team.ranks) != sorted(team.ranks):
@@ -120,8 +119,6 @@ def _options(sms: int | None) -> dict[str, Any]:
 
 def _made(world: World, among: tuple[int, ...], teams: RankGroups, options: dict[str, Any]) -> Any:
     """This rank's new process group of the job's ranks."""
-    import torch.distributed as dist
-
     if among == world.ranks:
         made = [dist.new_group(list(team), **options) for team in teams]
         return next(g for team, g in zip(teams, made, strict=True) if world.rank in team)
@@ -131,8 +128,6 @@ def _made(world: World, among: tuple[int, ...], teams: RankGroups, options: dict
 
 def moved(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor in a type that NCCL supports: others as bytes, along a last dimension."""
-    import torch
-
     if str(tensor.dtype).removeprefix("torch.") in KNOWN:
         return tensor
     return (tensor if tensor.ndim > 1 else tensor.unsqueeze(-1)).view(torch.uint8)
@@ -172,8 +167,6 @@ def _abort(made: Any) -> None:
 
 def is_failure(error: BaseException) -> bool:
     """Whether an error is one of NCCL, or of PyTorch about it."""
-    import torch.distributed as dist
-
     return isinstance(error, dist.DistError)
 
 
@@ -188,8 +181,6 @@ def renew() -> None:
 
 def _start(world: World) -> None:
     """Join NCCL, unless the program's user has already started torch.distributed."""
-    import torch.distributed as dist
-
     if dist.is_initialized():
         return
     dist.init_process_group(
@@ -215,8 +206,6 @@ def _start(world: World) -> None:
 
 def _end(begin: threading.Event, done: threading.Event) -> None:
     """End torch.distributed when requested. It may hang if another rank is gone."""
-    import torch.distributed as dist
-
     begin.wait()
     with contextlib.suppress(Exception):  # the process ends; earlier errors have been reported
         if dist.is_initialized():

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
 
 from tilelang_core import ir
 from tilescale.backends.tilelang.lowering.phase import LoweringTarget
@@ -14,9 +15,6 @@ from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.reach import Reach, reach
 from tilescale.errors import LaunchError, Location
 from tilescale.program.model import Program
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)

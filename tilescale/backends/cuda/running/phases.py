@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tilelang_core import ir, tl
 from tilelang_core.formulas import one
 from tilelang_core.tiles import Fill
@@ -26,8 +28,6 @@ from tilescale.program.mesh import Mesh
 from tilescale.program.operations import Collective, Copy, Rank
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.backends.cuda.running.program_context import ProgramContext
 
 _RULES: dict[tuple[str | None, str], Callable[[ProgramContext, HostStep], CallStep]] = {}

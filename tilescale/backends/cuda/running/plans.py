@@ -21,6 +21,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from tilescale.backends.cuda.running import driver
 from tilescale.backends.cuda.running.native import UNKNOWN, CallForms, ReplayGraph
@@ -118,8 +119,6 @@ class CallPlans:
 
     def __init__(self, is_capturing: Callable[[], bool], symmetric: tuple[int, int] = (0, 0)) -> None:
         """`is_capturing` says whether the caller captures a graph now."""
-        import torch
-
         self.passed: frozenset[int] = frozenset()
         self.fixed: set[int] = set()
         self.symmetric = symmetric
@@ -229,8 +228,6 @@ class CallPlans:
 
 def standing_for(value: Any) -> Any:
     """A tensor at the same address that does not keep the memory alive; other values are returned unchanged."""
-    import torch
-
     if not isinstance(value, torch.Tensor) or not value.numel():
         return value
     nbytes = value.untyped_storage().nbytes() - int(value.storage_offset()) * value.dtype.itemsize

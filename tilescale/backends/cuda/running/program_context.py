@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from tilelang_core import ir
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.peer_group import PeerGroup
@@ -21,8 +23,6 @@ from tilescale.errors import Location
 from tilescale.program.model import Program
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.backends.cuda.running.memory import ProgramMemory
     from tilescale.backends.cuda.running.transports import Transport
 

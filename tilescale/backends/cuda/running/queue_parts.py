@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.phases import TensorRegion
@@ -21,8 +23,6 @@ from tilescale.program.asynchronous import PartLayout
 from tilescale.program.operations import Copy
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
@@ -107,8 +107,6 @@ def exchange(
     queue: CopyQueue, by: Transport, sends: Sequence[TensorMessage], receives: Sequence[TensorMessage]
 ) -> StreamWork:
     """Messages on a queue: operations added after them start when they have arrived."""
-    import torch
-
     def run() -> None:
         with torch.cuda.stream(queue.stream):
             by.exchange(sends, receives)()

@@ -17,14 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tilescale.backends.cuda.running import driver, stream_memory
 from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word, WordWrite
 from tilescale.backends.cuda.running.streams import past_waits
 from tilescale.backends.cuda.running.timeouts import WaitFailure
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.backends.cuda.running.timeouts import WaitRecords
 
 _LOOK_S, _RELEASE_S = 0.05, 0.001
@@ -60,8 +60,6 @@ class QueueWatch:
         self, records: WaitRecords, limit_ns: int, device: torch.device, progress: Callable[[], Any], start: bool = True
     ):
         """`progress` changes with every call; `start` starts the watch."""
-        import torch
-
         self._records, self._progress, self.device = records, progress, device
         self._limit_s = PATIENCE * limit_ns / 1e9
         pinned = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -161,8 +159,6 @@ def _look(watch: QueueWatch) -> bool:
 
     A lost device is the exception: its waits have ended then, and its next user gets the error.
     """
-    import torch
-
     try:
         with torch.cuda.device(watch.device):
             return watch.look(time.monotonic())

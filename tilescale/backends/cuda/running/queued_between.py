@@ -11,6 +11,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.messages import DeviceMessages, DeviceTransfer
 from tilescale.backends.cuda.running.phases import runs
@@ -70,8 +72,6 @@ class QueuedMessages(DeviceMessages):
 
     def _carried(self, far: list[DeviceTransfer]) -> None:
         """Messages on the queue, which continues when those for this device have arrived."""
-        import torch
-
         with torch.cuda.stream(self._queue.stream):
             self.exchange(far, self._transport)
 

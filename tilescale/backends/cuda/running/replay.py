@@ -14,9 +14,10 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from tilescale.backends.cuda.running import driver, native
 from tilescale.backends.cuda.running.graph_nodes import CapturedNode, nodes_of
@@ -24,9 +25,6 @@ from tilescale.backends.cuda.running.native import ReplayGraph
 from tilescale.backends.cuda.running.steps import StreamWork, run
 from tilescale.backends.cuda.running.streams import own_stream
 from tilescale.program.model import Program
-
-if TYPE_CHECKING:
-    import torch
 
 _WORD = 8
 """Bytes of an address, and its alignment."""
@@ -252,8 +250,6 @@ _NARROWEST = 4
 
 def captured(launches: Sequence[StreamWork]) -> torch.cuda.CUDAGraph:
     """The graph of launches, which do not run; not instantiated."""
-    import torch
-
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     # Other threads may allocate meanwhile, and this one may load kernels: neither is a part of the capture.
     with _side_stream():
@@ -273,14 +269,10 @@ def _executable(graph: torch.cuda.CUDAGraph) -> int:
 @contextmanager
 def _side_stream() -> Iterator[None]:
     """The stream to capture on, as the current one: the caller's may be the default one, which cannot be captured."""
-    import torch
-
     with torch.cuda.stream(_stream(torch.cuda.current_device())):
         yield
 
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    import torch
-
     return own_stream(torch.device("cuda", device))

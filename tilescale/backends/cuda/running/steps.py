@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from tilelang_core import ir
 from tilelang_core.formulas import formula
 from tilescale.program import extents
-
-if TYPE_CHECKING:
-    import torch
 
 StreamWork = Callable[[], Any]
 """Puts work on the current stream, and touches nothing else: a launch, a copy, a collective."""
@@ -66,8 +65,6 @@ class KernelLaunch:
         if self.stream is None:
             self.run(*self.arguments)
             return
-        import torch
-
         with torch.cuda.stream(self.stream):
             self.run(*self.arguments)
 

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from tilescale.backends.cuda.running import driver
-
-if TYPE_CHECKING:
-    import torch
 
 _AT_LEAST, _EQUAL = 0, 1
 """CU_STREAM_WAIT_VALUE_GEQ, which compares modulo 2^bits, and CU_STREAM_WAIT_VALUE_EQ."""

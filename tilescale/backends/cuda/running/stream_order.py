@@ -7,13 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+
+import torch
 
 from tilescale.comm.failure_log import RankFailure
 from tilescale.errors import RankFailedError, TileScaleError
-
-if TYPE_CHECKING:
-    import torch
 
 _LOOK_S = 0.05
 """Interval at which a host that waits for its device polls the job's failure log, in seconds."""
@@ -40,8 +38,6 @@ class StreamOrder:
     """
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
         self._device, self._index = device, device.index
         self._number: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
@@ -62,8 +58,6 @@ class StreamOrder:
 
     def _enter(self, thread: int) -> None:
         """A call from another thread than before, which may have no context of the device yet."""
-        import torch
-
         torch.cuda.set_device(self._device)
         self._thread = thread
 
@@ -74,8 +68,6 @@ class StreamOrder:
 
     def _change(self, number: int) -> None:
         """Begin a call on the current stream, which was not that of the last call."""
-        import torch
-
         stream = torch.cuda.current_stream(self._device)
         if self._last is not None:
             if not self.records:

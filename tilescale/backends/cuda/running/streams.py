@@ -8,12 +8,10 @@ Work that must pass a waiting stream must not be queued on the same hardware que
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+
+import torch
 
 from tilescale.backends.cuda.running import driver
-
-if TYPE_CHECKING:
-    import torch
 
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: it does not wait for the default stream by itself."""
@@ -24,8 +22,6 @@ _PAST_WAITS = -2
 
 def own_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
     """A new stream, which stays until the process ends. Raises DeviceError."""
-    import torch
-
     context = driver.call("cuDevicePrimaryCtxRetain", driver.call("cuDeviceGet", device.index))
     driver.call("cuCtxPushCurrent", context)  # a thread may not have a context yet
     try:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+
+import torch
 
 from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.stream_memory import Word
@@ -19,9 +20,6 @@ from tilescale.backends.cuda.running.streams import past_waits
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.reach import Reach
 from tilescale.comm.heap.tensors import tensor_at
-
-if TYPE_CHECKING:
-    import torch
 
 HEAD, ROW = 8, 8
 """Words of the head (stop, address of the host's word, slot, stride, ranks, rank, address of moments) and of a row."""
@@ -88,8 +86,6 @@ class WaitRecords:
 
     def __init__(self, heap: SymmetricHeap | Reach, moments: int = 0):
         """Collective. `moments` is the number of those that all blocks record."""
-        import torch
-
         ranks, rank = heap.team.size, heap.team.rank
         self._heap = heap
         self._words = heap.zeros(HEAD + ROW * ranks, torch.int64)
@@ -116,8 +112,6 @@ class WaitRecords:
 
     def stop(self) -> None:
         """Let no wait of this rank's device block any more."""
-        import torch
-
         with torch.cuda.stream(self._stream):
             self._words[:1].copy_(self._stop, non_blocking=True)  # by copy engine: kernels may fill all SMs
         self._stopped[0] = STOPPED_BY_HOST
@@ -136,8 +130,6 @@ class WaitRecords:
 
     def read_at(self, word: Word) -> int:
         """The current number in a word of this device, also while kernels run."""
-        import torch
-
         dtype = {4: torch.int32, 8: torch.int64}[word.nbytes]
         return self.read_concurrently(tensor_at(word.address, (1,), (1,), dtype, self._heap.device, lambda: None))[0]
 
@@ -147,15 +139,11 @@ class WaitRecords:
 
     def read_concurrently(self, tensor: torch.Tensor) -> list[int]:
         """The current numbers in a tensor on this device, also while kernels run."""
-        import torch
-
         with torch.cuda.stream(self._stream):
             return tensor.cpu().tolist()
 
     def clear(self) -> None:
         """Let waits block again. Nothing may run on any rank's device."""
-        import torch
-
         self._words.zero_()
         self.device[: len(self._head)].copy_(torch.tensor(self._head))
         torch.cuda.synchronize(self._heap.device)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+import torch.distributed as dist
+
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.steps import StreamWork
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
@@ -62,22 +63,16 @@ class NcclTransport:
 
     @cached_property
     def _token(self) -> torch.Tensor:
-        import torch
-
         return torch.zeros(1, dtype=torch.int32, device=self._context.device)
 
     def _connect(self, group: Any) -> None:
         """Connect the group here, where all devices are: PyTorch connects a group in its first call, which may be
         messages of a few.
         """
-        import torch.distributed as dist
-
         dist.all_reduce(self._token, group=group)
 
     def exchange(self, sends: Sequence[TensorMessage], receives: Sequence[TensorMessage]) -> TransportWait:
         """See `Transport.exchange`: one batch of sends and receives."""
-        import torch.distributed as dist
-
         all_of = [*((dist.isend, m) for m in sends), *((dist.irecv, m) for m in receives)]
         filled = [(way, nccl.moved(m.tensor), self._ranks[m.device]) for way, m in all_of if m.tensor.numel()]
         made = [dist.P2POp(way, tensor, rank, self._all) for way, tensor, rank in filled]
@@ -86,8 +81,6 @@ class NcclTransport:
 
     def barrier(self) -> None:
         """See `Transport.barrier`: by an all-reduce of one number."""
-        import torch.distributed as dist
-
         dist.all_reduce(self._token, dist.ReduceOp.MAX, group=self._rail)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.barrier_kernel import RankBarrier, standings
 from tilescale.backends.cuda.running.diagnosis import ReportContext, error_for
@@ -147,8 +149,6 @@ class WaitGuard:
         self.check()
 
     def _wait_idle(self) -> bool:
-        import torch
-
         try:
             return wait_idle(
                 IdleWait(lambda: torch.cuda.synchronize(self._device)),

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from tilescale.errors import OutOfBoundsError
 
@@ -56,8 +57,6 @@ class HostMemory:
 
 def _memories() -> Iterator[tuple[int, int, Any]]:
     """Address, size in bytes and owner of each tensor's memory. Only Python's garbage collector knows all of them."""
-    import torch
-
     for candidate in gc.get_objects():
         if type(candidate) in (torch.Tensor, torch.nn.Parameter) and candidate.device.type == "cpu":
             if candidate.layout == torch.strided and candidate.untyped_storage().nbytes():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING
+
+import torch
 
 from tilescale.backends.cuda.running.collectives.setting import (
     BoundCollective,
@@ -20,9 +21,6 @@ from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.cuda.running.streams import own_stream
 from tilescale.backends.tilelang.lowering.arguments import WaitSite
-
-if TYPE_CHECKING:
-    import torch
 
 
 def all_gather(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
@@ -77,8 +75,6 @@ def _by_copies(
 
 def _concurrently(device: torch.device, local: StreamWork, others: list[StreamWork]) -> None:
     """Copies to others on the current stream, and a local one concurrently on another."""
-    import torch
-
     current, side = torch.cuda.current_stream(device), _side_stream(device)
     side.wait_stream(current)
     with torch.cuda.stream(side):

@@ -7,13 +7,11 @@ Other layouts are copied in and out. PyTorch allocates the copies from its pool,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+import torch
 
 from tilescale.backends.cuda.running.collectives.setting import Operands
 from tilescale.backends.cuda.running.steps import StreamWork, copied, run
-
-if TYPE_CHECKING:
-    import torch
 
 Change = Callable[["torch.Tensor"], list[StreamWork]]
 """A change of a contiguous tensor in place."""

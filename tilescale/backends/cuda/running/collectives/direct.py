@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
+
 from tilescale.backends.cuda.running.collectives import dense, float8_lines, unequal
 from tilescale.backends.cuda.running.collectives.exchanges import BlockMessages, HeaderCall, PartStrides
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
@@ -13,8 +15,6 @@ from tilescale.backends.cuda.running.collectives.setting import BoundCollective,
 from tilescale.backends.cuda.running.program_context import ProgramContext
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.backends.cuda.running.steps import StreamWork
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from tilescale.backends.cuda.running.collectives.kernels import (
     THREADS,
@@ -33,9 +35,6 @@ from tilescale.backends.tilelang.ptx import WARP
 from tilescale.comm.heap.arena import round_up
 from tilescale.cost.operations import network_of
 from tilescale.cost.reach import delivers_lines
-
-if TYPE_CHECKING:
-    import torch
 
 UNIT_BYTES, SHORT_SLOTS, LONG_SLOTS = 16, 2, 4
 """Bytes of a thread's store, and slots of a sender (headers/short_messages.cuh, long_messages.cuh)."""

@@ -8,7 +8,8 @@ except for its data.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+
+import torch
 
 from tilescale.backends.cuda.running.collectives.exchanges import (
     SHARING,
@@ -25,9 +26,6 @@ from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.backends.tilelang.ptx import WARP
 from tilescale.program.wire import line_floats
-
-if TYPE_CHECKING:
-    import torch
 
 FORM, SLOTS = "float8", 4
 """The form of these messages, and slots of a sender."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import BlockMessages, HeaderCall, PartStrides
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
@@ -28,8 +30,6 @@ from tilescale.backends.cuda.running.transports import TensorMessage, TransportW
 from tilescale.backends.tilelang.lowering.reach import chunk_bytes, split
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.backends.cuda.running.steps import StreamWork
 
 
@@ -107,8 +107,6 @@ COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 def combined(parts: Sequence[torch.Tensor] | torch.Tensor, reduction: str) -> torch.Tensor:
     """The combination of tensors in their order, of short floating types in float32."""
-    import torch
-
     combine, dtype = getattr(torch, COMBINE[reduction]), parts[0].dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     total: torch.Tensor = parts[0].to(wide)
@@ -294,8 +292,6 @@ def _step(rows: torch.Tensor) -> int:
 
 def _padded(flat: torch.Tensor, multiple: int, launch: Callable[[torch.Tensor], None]) -> None:
     """`launch` on a tensor whose length is a multiple of `multiple`: this one, or a padded copy."""
-    import torch
-
     missing = -flat.numel() % multiple
     if not missing:
         return launch(flat)

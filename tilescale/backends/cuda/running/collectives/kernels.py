@@ -12,14 +12,13 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from tilelang_core import ir
 from tilescale.backends.cuda.headers import header
 from tilescale.backends.cuda.running import driver
-
-if TYPE_CHECKING:
-    import torch
 
 HEADERS = (
     "memory.cuh", "sync.cuh", "words.cuh", "cluster_sum.cuh", "messages.cuh", "combine.cuh", "sums.cuh",
@@ -186,7 +185,6 @@ def launch(
             (headers/sync.cuh).
         cluster: blocks of a cluster; None for no clusters.
     """
-    import torch
     from cuda.bindings import driver as names
 
     stream, index, name = torch._C._cuda_getCurrentRawStream, device.index, "cuLaunchKernelEx"

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.setting import (
@@ -20,22 +23,15 @@ from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.errors import OutOfBoundsError
 from tilescale.program.extents import UNFIT, unfit
 
-if TYPE_CHECKING:
-    import torch
-
 
 def allreduce(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.allreduce`. Collective."""
-    import torch.distributed as dist
-
     op, team = reduce_op(placed.made.reduction), group(context, placed.made.level)
     return lambda given: dense.in_place(given, lambda x: [partial(dist.all_reduce, x, op, group=team)])
 
 
 def broadcast(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.broadcast`. Collective."""
-    import torch.distributed as dist
-
     team, ranks = group(context, placed.made.level), SiblingDevices.of(context, placed.made.level)
 
     def bind(given: Operands) -> list[StreamWork]:
@@ -47,30 +43,21 @@ def broadcast(context: ProgramContext, placed: PlacedCollective) -> BoundCollect
 
 def reduce_scatter(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.reduce_scatter`. Collective."""
-    import torch.distributed as dist
-
     return _from_parts(context, placed, partial(dist.reduce_scatter_tensor, op=reduce_op(placed.made.reduction)))
 
 
 def all_gather(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_gather`. Collective."""
-    import torch.distributed as dist
-
     return _from_parts(context, placed, dist.all_gather_into_tensor)
 
 
 def all_to_all(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_to_all`. Collective."""
-    import torch.distributed as dist
-
     return _from_parts(context, placed, dist.all_to_all_single)
 
 
 def all_to_all_v(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_to_all_v`: the host needs the number of rows, and waits for the device. Collective."""
-    import torch
-    import torch.distributed as dist
-
     team, ranks, counts = (
         group(context, placed.made.level),
         SiblingDevices.of(context, placed.made.level),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import torch
 
 from tilelang_core import ir
 from tilescale.backends.cuda.running.collectives import exchanges
@@ -29,9 +30,6 @@ from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.program.norm import GROUP, check_packed, packed_rows
-
-if TYPE_CHECKING:
-    import torch
 
 
 def allreduce(own: ProgramContext, stand: PlacedCollective, steps: int) -> BoundCollective:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from tilescale.backends.cuda.running.collectives import dense, normalised
 from tilescale.backends.cuda.running.collectives.exchanges import BlockMessages, HeaderCall, PartStrides
 from tilescale.backends.cuda.running.collectives.kernels import combining
@@ -12,8 +14,6 @@ from tilescale.backends.cuda.running.collectives.setting import BoundCollective,
 from tilescale.backends.cuda.running.program_context import ProgramContext
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.backends.cuda.running.steps import StreamWork
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from tilelang_core import ir
 from tilescale.backends.cuda.running.collectives import dense
@@ -38,9 +40,6 @@ from tilescale.collectives import RoundSchedule, schedule
 from tilescale.collectives.estimate import shape_of
 from tilescale.collectives.play import arrivals
 from tilescale.collectives.select import members, numbering
-
-if TYPE_CHECKING:
-    import torch
 
 INBOX_BYTES = 64 << 20
 """Maximum bytes of all pieces that a rank receives; larger tensors are processed in several passes."""
@@ -113,8 +112,6 @@ class RoundsKernel:
 
     def __init__(self, context: ProgramContext, placed: PlacedCollective, algorithm: str):
         """Collective."""
-        import torch
-
         made, machine = placed.made, context.target.machine
         self._context, self._level, self.team = context, made.level, placed.team(context)
         size = self.team.size

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
 
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.errors import Location
 from tilescale.program.mesh import Mesh
 from tilescale.program.operations import Collective
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)

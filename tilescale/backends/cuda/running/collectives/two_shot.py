@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from tilescale.backends.cuda.running.collectives import dense, float8_lines, normalised
 from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, BlockMessages, HeaderCall, PartStrides
 from tilescale.backends.cuda.running.collectives.kernels import combining
@@ -15,8 +17,6 @@ from tilescale.backends.cuda.running.collectives.setting import BoundCollective,
 from tilescale.backends.cuda.running.program_context import ProgramContext
 
 if TYPE_CHECKING:
-    import torch
-
     from tilescale.backends.cuda.running.steps import StreamWork
 
 

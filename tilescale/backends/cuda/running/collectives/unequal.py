@@ -8,7 +8,9 @@ the counts are gathered first, by short messages.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import (
@@ -27,9 +29,6 @@ from tilescale.backends.cuda.running.collectives.workspaces import SLOTS, SlotSh
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.tilelang.lowering.arguments import WaitSite
-
-if TYPE_CHECKING:
-    import torch
 
 COUNT_BYTES = 4
 
@@ -52,8 +51,6 @@ class _UnequalAllToAll:
 
     def __init__(self, context: ProgramContext, placed: PlacedCollective):
         """Collective."""
-        import torch
-
         machine = context.target.machine
         self._context, self._level, self._team = context, placed.made.level, placed.team(context)
         size = self._team.size

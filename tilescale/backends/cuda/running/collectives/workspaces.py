@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
+if TYPE_CHECKING:
     from tilescale.backends.cuda.running.peer_group import PeerGroup
 
 
@@ -92,8 +92,6 @@ class MessageWorkspaces:
 
     def get(self, shape: SlotShape | Inbox, near: PeerGroup) -> MessageWorkspace:
         """The workspace of a shape, initially zero. Collective if it is new."""
-        import torch
-
         if shape not in self._made:
             slots = near.heap.zeros((shape.nbytes,), torch.uint8)
             counts = torch.zeros(shape.blocks, dtype=torch.int32, device=near.heap.device)
