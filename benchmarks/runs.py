@@ -17,8 +17,8 @@ import trials
 from steps import Steps
 
 import tilescale
+from tilescale.tuning.places import TIMERS
 from tilescale.tuning.race import ContenderFailed, Heat, line, race, record
-from tilescale.tuning.timers import TIMERS
 from tilescale.tuning.versions import machine, versions
 
 

@@ -22,8 +22,8 @@ import torch
 from runs import Run, say
 
 import tilescale
+from tilescale.tuning.places import TIMERS
 from tilescale.tuning.race import Heat
-from tilescale.tuning.timers import TIMERS
 
 COMPILE_S, ONE_GPU_S = 75.0, 120.0
 """Longest time for compiling beforehand, and for the works of one GPU."""

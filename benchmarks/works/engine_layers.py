@@ -17,8 +17,8 @@ from runs import say
 
 import tilescale
 from tilescale import ops
+from tilescale.tuning.places import TIMERS
 from tilescale.tuning.race import Contender, Heat, Runner
-from tilescale.tuning.timers import TIMERS
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from tilescale.cli import main
 from tilescale.cli.doctor import command, host, job
 from tilescale.cli.doctor.finding import Finding, ask
 from tilescale.comm import World
-from tilescale.comm.adapters import Adapters
-from tilescale.comm.binding import Binding
+from tilescale.comm.binding import Adapters, Binding
 from tilescale.errors import DeviceError, LaunchError
 
 FINE, BROKEN = Finding("one", True, "all right"), Finding("two", False, "not there", "get it")

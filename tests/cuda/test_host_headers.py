@@ -14,7 +14,7 @@ import tilelang
 from tests.cuda.support import source
 from tests.language import programs as reference
 from tilescale.alarm import raise_after
-from tilescale.backends.tilelang.lowering.host_headers import without_host_headers
+from tilescale.backends.tilelang.lowering.text_rewrites import without_host_headers
 
 SCANS = "#include <tl_templates/cuda/scan.h>\n"
 FIRST = "#define _GLIBCXX_ALGORITHM 1\n"

@@ -4,7 +4,7 @@
 import pytest
 
 from tests.cuda.support import source
-from tilescale.backends.tilelang.lowering.vectors import whole_vectors
+from tilescale.backends.tilelang.lowering.text_rewrites import whole_vectors
 from tilescale.ops import row_exchange
 
 TEXT = """extern "C" __global__ void __launch_bounds__(256, 1) rows_kernel(int* __restrict__ R, const int* X, int n) {{

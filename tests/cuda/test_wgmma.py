@@ -12,7 +12,7 @@ import tilelang
 
 from tests.cuda.support import source
 from tests.language import programs as reference
-from tilescale.backends.tilelang.lowering.wgmma import called_wgmmas
+from tilescale.backends.tilelang.lowering.text_rewrites import called_wgmmas
 
 HEADER = "#include <tl_templates/cuda/instruction/wgmma.h>\n"
 KINDS = "tl::DataType::{a}, tl::DataType::{a}, tl::DataType::{c}"

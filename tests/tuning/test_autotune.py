@@ -19,12 +19,11 @@ from tests.tuning import programs
 from tilescale.cli import main
 from tilescale.errors import UsageError
 from tilescale.tuning import autotune
-from tilescale.tuning.autotune import Autotuned
+from tilescale.tuning.autotune import Autotuned, ScheduleRoles
 from tilescale.tuning.checks import ResultCheck
 from tilescale.tuning.inputs import InputFill, tensors_for
 from tilescale.tuning.places import TimeSource, simulated_us
 from tilescale.tuning.race import Runner
-from tilescale.tuning.roles import ScheduleRoles
 from tilescale.tuning.search import ConfigSearch
 
 PROGRAMS = Path(programs.__file__)

@@ -130,7 +130,6 @@ class Backend:
         lower: lowers a program, on any computer; raises UnsupportedError for unsupported programs.
         priority: the first available one that lowers a program, highest first, runs it.
         generates: whether it generates text.
-        supports: whether it generates text for a machine.
         target: the compilation target of a machine, as `tilelang.compile` takes it. Raises UnsupportedError.
         collectives: its algorithms for a collective.
         check: raises errors of a program that every lowering for a machine has, and that the program can correct.
@@ -146,7 +145,6 @@ class Backend:
     lower: Callable[[Program, Target], Lowered]
     priority: int
     generates: bool = False
-    supports: Callable[[Machine], bool] = lambda machine: False
     target: Callable[[Machine], Any] = lambda machine: None
     collectives: Callable[[Collective, CollectiveQuery, Target], AvailableAlgorithms] = lambda made, wanted, target: (
         everything(target.machine, wanted)
@@ -155,6 +153,13 @@ class Backend:
     pin: Callable[[], None] | None = None
     services: Callable[[], DeviceServices] | None = None
     simulated_us: Callable[..., float] | None = None
+
+    def supports(self, machine: Machine) -> bool:
+        """Whether it generates text for a machine."""
+        try:
+            return self.target(machine) is not None
+        except UnsupportedError:
+            return False
 
 
 _BACKENDS: list[Backend] = []

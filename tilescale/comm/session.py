@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -18,7 +19,6 @@ from tilescale.comm.call import CollectiveCall
 from tilescale.comm.failure_log import FailureLog, JobStatus, RankFailure
 from tilescale.comm.liveness import LivenessConnection
 from tilescale.comm.liveness_server import LivenessServer
-from tilescale.comm.one_call import OneCall
 from tilescale.comm.transport import Transport
 from tilescale.errors import ForgedMessageError, RankFailedError, RankMismatchError, UsageError
 
@@ -152,37 +152,28 @@ class Session:
         missing rank refuses the call, or waits for this one in another call.
         """
         try:
-            return self._wait(ready, missing, call, ranks)
+            start, pause = time.monotonic(), _FIRST_PAUSE_S
+            while (value := ready()) is None:
+                time.sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+                waited = time.monotonic() - start
+                if waited < min(_BRIEF_S, self.timeout_s):
+                    continue
+                status = self.status()
+                if (value := ready()) is not None:  # a rank may have done its part just before it left
+                    break
+                absent = list(missing())
+                self._stop_if_hopeless(status, absent, call)
+                if (refused := self.refusal(ranks, missing, call)) is not None:
+                    raise refused
+                if waited > _SLOW_S:
+                    self._stop_if_elsewhere(absent, missing, call, ranks)
+                if waited > self.timeout_s:
+                    raise self._overdue(absent, call)
+            return value
         except RankFailedError as error:
             # The frames in here do not help the user; the waiting line does.
             raise error.at(call.at(f"rank {self.rank} waits in {call}")).with_traceback(None) from None
-
-    def _wait(
-        self,
-        ready: Callable[[], T | None],
-        missing: Callable[[], Iterable[int]],
-        call: CollectiveCall,
-        ranks: tuple[int, ...],
-    ) -> T:
-        start, pause = time.monotonic(), _FIRST_PAUSE_S
-        while (value := ready()) is None:
-            time.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_PAUSE_S)
-            waited = time.monotonic() - start
-            if waited < min(_BRIEF_S, self.timeout_s):
-                continue
-            status = self.status()
-            if (value := ready()) is not None:  # a rank may have done its part just before it left
-                break
-            absent = list(missing())
-            self._stop_if_hopeless(status, absent, call)
-            if (refused := self.refusal(ranks, missing, call)) is not None:
-                raise refused
-            if waited > _SLOW_S:
-                self._stop_if_elsewhere(absent, missing, call, ranks)
-            if waited > self.timeout_s:
-                raise self._overdue(absent, call)
-        return value
 
     def refusal(
         self, ranks: tuple[int, ...], missing: Callable[[], Iterable[int]], call: CollectiveCall
@@ -300,3 +291,27 @@ def _ahead(calls: dict[int, CollectiveCall]) -> RankMismatchError:
         hint="a rank that catches an error in a collective skips that call; the others have to skip it as well",
         where=[call.at(f"rank {rank}: {call}"), its.at(f"rank {other}: {its}")],
     )
+
+
+class OneCall:
+    """Held while a rank is in a call; a call inside of a call is a part of it.
+
+    Of two threads that call at the same time each rank would see another order.
+    """
+
+    def __init__(self, rank: int):
+        """Guard the calls of a rank."""
+        self._rank, self._lock = rank, threading.RLock()
+
+    def __enter__(self) -> None:
+        """Raises UsageError while another thread of the rank is in a call."""
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(
+                f"rank {self._rank} makes a call in thread {threading.current_thread().name!r}, while another thread "
+                "of it is in one",
+                hint="let one thread of each rank call programs over ranks, or teams, at a time, in the same order on "
+                "all ranks",
+            )
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()

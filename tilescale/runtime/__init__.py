@@ -7,8 +7,7 @@
     drop_in.py     the same under the names of TileLang's kernels
     profiler.py    its profiler, where it is emulated
     outputs.py     the argument list of a call, and the tensors that the call allocates
-    placement.py   DTensor arguments against the program's views
+    placement.py   DTensor arguments against the program's views; arguments that peers reach
     displayed.py   texts as prompts and notebooks show them
-    symmetry.py    arguments that peers reach, and that GPUs need in symmetric memory
     schedule_text.py    a program's phases in words
 """

@@ -45,9 +45,8 @@ from tilescale.runtime.ahead import noted
 from tilescale.runtime.displayed import DisplayedText
 from tilescale.runtime.drop_in import DropIn
 from tilescale.runtime.outputs import KernelOutputs, output_positions, place_arguments
-from tilescale.runtime.placement import local_tensor
+from tilescale.runtime.placement import local_tensor, reached_by_peers, warn_of_plain_tensors
 from tilescale.runtime.schedule_text import describe
-from tilescale.runtime.symmetry import reached_by_peers, warn_of_plain_tensors
 from tilescale.timing.draw.trace import written
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from tilescale.backends.tilelang.nvshmem_link import IMPL
 from tilescale.backends.tilelang.text import DEVICES, STRIDE, checked
 from tilescale.backends.tilelang.upstream_errors import explained
 from tilescale.collectives import AvailableAlgorithms, CollectiveQuery
-from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
+from tilescale.errors import ShapeError, TileScaleError
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
 from tilescale.program.model import Program
@@ -78,14 +78,6 @@ def check(program: Program, machine: Machine) -> None:
         except TileScaleError:
             pass  # programs without a lowering may still be emulated
         _even[key] = True
-
-
-def supports(machine: Machine) -> bool:
-    """Whether the back end generates text for a machine."""
-    try:
-        return bool(target_for(machine))
-    except UnsupportedError:
-        return False
 
 
 def collectives(made: Collective, wanted: CollectiveQuery, target: AnyTarget) -> AvailableAlgorithms:

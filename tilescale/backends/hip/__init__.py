@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Text for AMD GPUs through stock TileLang: generated, not run.
 
-target.py   the compilation target of a machine
-support.py  a lowered program: its HIP text
+support.py  the compilation target of a machine; a lowered program: its HIP text
 
 `headers`: device functions in HIP. `../tilelang` turns programs into TileLang functions.
 """
@@ -10,8 +9,7 @@ support.py  a lowered program: its HIP text
 from __future__ import annotations
 
 from tilescale.backends.base import Backend
-from tilescale.backends.hip.support import collectives, lower, supports
-from tilescale.backends.hip.target import target_for
+from tilescale.backends.hip.support import collectives, lower, target_for
 
 BACKEND = Backend(
     "hip",
@@ -19,7 +17,6 @@ BACKEND = Backend(
     lower=lower,
     priority=5,
     generates=True,
-    supports=supports,
     target=target_for,
     collectives=collectives,
 )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -10,7 +11,6 @@ from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.hip import headers
-from tilescale.backends.hip.target import target_for
 from tilescale.backends.tilelang.lowering import implemented
 from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.backends.tilelang.lowering.program import LoweredProgram
@@ -43,14 +43,6 @@ def lower(program: Program, target: AnyTarget) -> PlainText | HierarchicalText:
         if not program.is_hierarchical:
             return PlainText(program, target.machine)
         return HierarchicalText(lower_for(program, made))
-
-
-def supports(machine: Machine) -> bool:
-    """Whether the back end generates text for a machine."""
-    try:
-        return bool(target_for(machine))
-    except UnsupportedError:
-        return False
 
 
 def collectives(made: Collective, wanted: CollectiveQuery, target: AnyTarget) -> AvailableAlgorithms:
@@ -148,3 +140,18 @@ def _generated(
     )
     includes, kernel, rest = made.text.partition(_KERNEL)
     return replace(made, text="".join((includes, *preludes, kernel, rest)))
+
+
+_PROCESSOR = re.compile(r"gfx[0-9a-f]+")
+
+
+def target_for(machine: Machine) -> dict[str, str]:
+    """The target that stock TileLang compiles for.
+
+    Raises:
+        UnsupportedError: the machine's description names no architecture of AMD.
+    """
+    processor = machine.identify.architecture
+    if not _PROCESSOR.fullmatch(processor):
+        raise UnsupportedError(f"machine {machine.name!r} has no architecture of AMD GPUs, such as gfx942")
+    return {"kind": "hip", "mcpu": processor}

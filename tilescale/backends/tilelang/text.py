@@ -8,12 +8,14 @@ from typing import Any
 from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.tilelang.lowering.check import KernelCheck
-from tilescale.backends.tilelang.lowering.gemm_waits import wait_for_gemms
 from tilescale.backends.tilelang.lowering.groups.registers import one_array_each
-from tilescale.backends.tilelang.lowering.host_headers import without_host_headers
 from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
-from tilescale.backends.tilelang.lowering.vectors import whole_vectors
-from tilescale.backends.tilelang.lowering.wgmma import called_wgmmas
+from tilescale.backends.tilelang.lowering.text_rewrites import (
+    called_wgmmas,
+    wait_for_gemms,
+    whole_vectors,
+    without_host_headers,
+)
 from tilescale.backends.tilelang.upstream_errors import explained
 from tilescale.hda import Machine
 from tilescale.passes.mod_analysis import written_by_peers

@@ -132,7 +132,7 @@ __device__ __forceinline__ unsigned count_of_device(int* p) {
 
 // -- stores ------------------------------------------------------------------------------------------------------------
 
-// 8 or 16 bytes into device memory by one instruction, where nvcc would split them (vectors.py).
+// 8 or 16 bytes into device memory by one instruction, where nvcc would split them (text_rewrites.py).
 template <typename V>
 __device__ __forceinline__ void store_whole(V* p, V v) {
   const unsigned* w = reinterpret_cast<const unsigned*>(&v);

@@ -8,8 +8,8 @@
     phases.py       launches and phases
     lockstep.py     a statement of many programs at a time, where independence.py finds them independent
     statements.py branches.py expr.py vectors.py    the rules of TIR; draws.py has random numbers in parallel loops
-    addresses.py    tensors whose address is in memory; packed.py has views of elements that share a byte
-    buffers.py access.py slices.py regions.py       buffers in a frame; their elements and regions
+    addresses.py    tensors whose address is in memory
+    buffers.py access.py slices.py regions.py       buffers in a frame, of packed elements too; their elements, regions
     reducers.py     contributions to reducers
     scales.py       `T.Scale` regions and views; selections.py has views without strides
     abstract.py     abstract execution: runs in which tiles have no values

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Semantics of operations, a family a file.
 
-    tiles.py multicast.py rows.py   TileLang's operations on tiles
+    tiles.py multicast.py   TileLang's operations on tiles
     blockscaled.py  block-scaled GEMMs
     reducers.py     results that iterations contribute to
     threads.py atomics.py   indices, shuffles, votes; atomics on elements

@@ -29,10 +29,7 @@ places.py                           whether two stores in different iterations c
 kernel.py                           the last stage: the function with all its parameters
 arguments.py                        parameters of a generated kernel
 call_barriers.py                    barriers of all devices at begin and end of a call, and those inside its kernel
-check.py vectors.py                 checks of the generated text, vector stores
-gemm_waits.py                       GEMMs that complete in their iteration
-wgmma.py                            warpgroup instructions that a text calls, without the header of all
-host_headers.py                     texts without the headers that only host code needs
+check.py text_rewrites.py           checks of the generated text, and its rewrites before compilation
 
 Folders: `clusters` (programs of a cluster) and `groups` (units inside a program), a stage each; `copies` (a mechanism
 each); `role_graph` (roles of threads, and the channels between them).

@@ -272,12 +272,17 @@ def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> 
 @lowers(ops.REDUCE_SCATTER.name, impl="direct")
 def _reduce_scatter(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
-    source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
-    part, _ = parts(source, axis, siblings(stage, made))
+    exchange, sends = _sent_parts(stage, call, made)
+    return tir.sequence([*sends, exchange.combined(tile_of(stage, made.target), made.reduction)])
+
+
+def _sent_parts(stage: DeviceStage, call: ir.Call, made: Collective) -> tuple[TileExchange, list[ir.Stmt]]:
+    """An exchange in which every device sends each one its part of the source, up to its barrier."""
+    source = tile_of(stage, made.source)
+    part, _ = parts(source, made.axis, siblings(stage, made))
     exchange = TileExchange(stage, call, part, source.dtype)
     before, dense = exchange.staged(source)
-    sends = [*before, exchange.begin(), *exchange.send_parts(dense, axis)]
-    return tir.sequence([*sends, exchange.barrier(), exchange.combined(target, made.reduction)])
+    return exchange, [*before, exchange.begin(), *exchange.send_parts(dense, made.axis), exchange.barrier()]
 
 
 @lowers(ops.ALL_GATHER.name, impl="direct")
@@ -296,12 +301,8 @@ def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 @lowers(ops.ALL_TO_ALL.name, impl="direct")
 def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
-    source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
-    part, _ = parts(source, axis, siblings(stage, made))
-    exchange = TileExchange(stage, call, part, source.dtype)
-    before, dense = exchange.staged(source)
-    sends = [*before, exchange.begin(), *exchange.send_parts(dense, axis)]
-    return tir.sequence([*sends, exchange.barrier(), *exchange.take_parts(target, axis)])
+    exchange, sends = _sent_parts(stage, call, made)
+    return tir.sequence([*sends, *exchange.take_parts(tile_of(stage, made.target), made.axis)])
 
 
 @lowers(ops.BROADCAST.name, impl="direct")

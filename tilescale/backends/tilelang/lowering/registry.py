@@ -6,7 +6,7 @@ A rule takes the stage that lowers at this kind of level, or the part of it that
     kind of level   stage                       rules in
     "unit"          devices.py                  signals.py, exchange.py, hierarchical.py, peer_atomics.py, copies/
     "program"       clusters/stage.py           clusters/collectives.py
-    "cluster"       clusters/stage.py           clusters/tile_operations.py: operations that a cluster executes as one
+    "cluster"       clusters/stage.py           clusters/stage.py: operations that a cluster executes as one
     "thread_group"  groups/clones.py            groups/collectives.py, and groups/shares.py for tile operations
 """
 
