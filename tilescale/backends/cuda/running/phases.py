@@ -16,7 +16,7 @@ import torch
 from tilelang_core import ir, tl
 from tilelang_core.formulas import one
 from tilelang_core.tiles import Fill
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, kernels_of
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, by_messages
 from tilescale.backends.cuda.running.collectives.setting import Operands, PlacedCollective
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork, copied
 from tilescale.backends.tilelang.lowering import arguments as arg
@@ -178,7 +178,7 @@ def message_texts(context: ProgramContext, step: HostStep) -> list[str]:
     if isinstance(step.stmt, ir.Bind) or _RULES.get((ir.op_name(step.call), step.impl)) is not _collective:
         return []
     made = Collective.of(step.call)
-    return [kernel.text for kernel in kernels_of(context, _placed(made, step, lambda: None), step.impl)]
+    return [kernel.text for kernel in by_messages.kernels(context, _placed(made, step, lambda: None), step.impl)]
 
 
 def _placed(made: Collective, step: HostStep, written: Callable[[], None]) -> PlacedCollective:
