@@ -134,12 +134,14 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     log, current = list[str](), ["main"]
 
     @contextmanager
-    def on(stream: str) -> Iterator[None]:
-        current.append(stream)
+    def on(stream: Any) -> Iterator[None]:
+        current.append("side" if stream is side else "main")
         yield
         current.pop()
 
-    side = SimpleNamespace(stream="side", fork=lambda: log.append("fork"), join=lambda: log.append("join"))
+    side = SimpleNamespace(wait_stream=lambda other: log.append("fork"))
+    main = SimpleNamespace(wait_stream=lambda other: log.append("join"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(concurrent_grids, "side_stream", lambda device: side)
     monkeypatch.setattr(

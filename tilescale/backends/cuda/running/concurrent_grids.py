@@ -8,43 +8,17 @@ on the remaining SMs.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
 from tilescale.backends.cuda.running.grids import grid_step
 from tilescale.backends.cuda.running.steps import CallStep, KernelLaunch, ProgramCall, StreamWork, in_order
-from tilescale.backends.cuda.running.streams import own_stream
+from tilescale.backends.cuda.running.streams import side_stream
 from tilescale.backends.tilelang.lowering.program import ConcurrentGrids
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.running.program_context import ProgramContext
-
-
-class SideStream:
-    """The side stream of a device.
-
-    Attributes:
-        stream: the stream of the other grids.
-    """
-
-    def __init__(self, device: torch.device):
-        self.stream = own_stream(device)
-
-    def fork(self) -> None:
-        """Let work added to it from now on follow the current stream's earlier work."""
-        self.stream.wait_event(torch.cuda.current_stream().record_event())
-
-    def join(self) -> None:
-        """Let the current stream wait for all work added to it."""
-        torch.cuda.current_stream().wait_stream(self.stream)
-
-
-@cache
-def side_stream(device: torch.device) -> SideStream:
-    """The side stream of a device of this process."""
-    return SideStream(device)
 
 
 def concurrent_grids_step(context: ProgramContext, grids: ConcurrentGrids) -> CallStep:
@@ -60,12 +34,16 @@ def concurrent_grids_step(context: ProgramContext, grids: ConcurrentGrids) -> Ca
         if not first:
             return first  # no programs
         side = side_stream(context.device)
-        moved = [_on(side, work) for each in others for work in each]
-        return [side.fork, *first, *moved, side.join]
+        return [
+            lambda: side.wait_stream(torch.cuda.current_stream()),
+            *first,
+            *(_on(side, work) for each in others for work in each),
+            lambda: torch.cuda.current_stream().wait_stream(side),
+        ]
 
     return bind
 
 
-def _on(side: SideStream, work: StreamWork) -> StreamWork:
+def _on(side: torch.cuda.Stream, work: StreamWork) -> StreamWork:
     assert isinstance(work, KernelLaunch), "a grid is a launch"
-    return replace(work, stream=side.stream)
+    return replace(work, stream=side)

@@ -32,6 +32,12 @@ def own_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
 
 
 @cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream for work that is concurrent with the current stream's, which waits for it."""
+    return own_stream(device)
+
+
+@cache
 def past_waits(device: torch.device) -> torch.cuda.Stream:
     """The stream for work that must pass kernels and streams that wait: stops, reads, and writes that end a wait.
     Nothing on it ever waits, so all programs of a device share it.

@@ -7,7 +7,7 @@ SMs copy the device's local part concurrently, on a side stream.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
 import torch
 
@@ -19,7 +19,7 @@ from tilescale.backends.cuda.running.collectives.setting import (
 )
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
-from tilescale.backends.cuda.running.streams import own_stream
+from tilescale.backends.cuda.running.streams import side_stream
 from tilescale.backends.tilelang.lowering.arguments import WaitSite
 
 
@@ -75,15 +75,10 @@ def _by_copies(
 
 def _concurrently(device: torch.device, local: StreamWork, others: list[StreamWork]) -> None:
     """Copies to others on the current stream, and a local one concurrently on another."""
-    current, side = torch.cuda.current_stream(device), _side_stream(device)
+    current, side = torch.cuda.current_stream(device), side_stream(device)
     side.wait_stream(current)
     with torch.cuda.stream(side):
         local()
     for copy in others:
         copy()
     current.wait_stream(side)
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return own_stream(device)
