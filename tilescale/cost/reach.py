@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from tilescale.errors import NoPathError, PeerOutOfRangeError
 from tilescale.hda import Machine
+from tilescale.hda.model import Network
+from tilescale.hda.route import Path
 from tilescale.settings import settings
-
-if TYPE_CHECKING:
-    from tilescale.hda.model import Network
-    from tilescale.hda.route import Path
 
 WHOLE_LINES = "whole-lines"
 """The capability of a network that delivers a warp's store of a line atomically, as LL128 requires."""

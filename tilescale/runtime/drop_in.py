@@ -7,7 +7,7 @@ generated text; an emulated kernel is timed in simulated time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import jit_kernel as stock
@@ -15,10 +15,8 @@ from tilescale import backends
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Program
+from tilescale.runtime.outputs import KernelOutputs
 from tilescale.runtime.profiler import SimulatedProfiler
-
-if TYPE_CHECKING:
-    from tilescale.runtime.outputs import KernelOutputs
 
 
 class DropIn(stock.JITKernel):

@@ -10,7 +10,7 @@ from functools import cached_property
 from html import escape
 from operator import itemgetter
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -48,9 +48,7 @@ from tilescale.runtime.outputs import KernelOutputs, output_positions, place_arg
 from tilescale.runtime.placement import local_tensor, reached_by_peers, warn_of_plain_tensors
 from tilescale.runtime.schedule_text import describe
 from tilescale.timing.draw.trace import written
-
-if TYPE_CHECKING:
-    from tilescale.timing.timeline import Timeline
+from tilescale.timing.timeline import Timeline
 
 
 class Kernel(DropIn):

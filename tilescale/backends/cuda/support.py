@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,6 +18,7 @@ from tilescale.backends.base import Compilation, Executable
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda import headers
 from tilescale.backends.cuda.lowered_cache import cached
+from tilescale.backends.cuda.running.execute import DeviceProgram
 from tilescale.backends.cuda.target import target_for
 from tilescale.backends.tilelang.limits import check_threads, may_be_uneven
 from tilescale.backends.tilelang.lowering import implemented
@@ -35,9 +36,6 @@ from tilescale.passes.pipeline import analyse
 from tilescale.program.model import Program
 from tilescale.program.operations import Collective
 from tilescale.settings import settings
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.execute import DeviceProgram
 
 
 def lower(program: Program, target: AnyTarget) -> PlainLowered | DeviceLowered:

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import modules
 from tilescale.backends.tilelang.headers import header
+from tilescale.comm.heap import SymmetricHeap
 from tilescale.errors import DependencyError, Location, UsageError
-
-if TYPE_CHECKING:
-    from tilescale.comm.heap import SymmetricHeap
 
 IMPL = "nvshmem"
 """NVSHMEM's name in `impl=`, TILESCALE_HEAP and kernels' lists of libraries."""

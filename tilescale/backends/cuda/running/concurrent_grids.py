@@ -8,17 +8,14 @@ on the remaining SMs.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from tilescale.backends.cuda.running.grids import grid_step
+from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import CallStep, KernelLaunch, ProgramCall, StreamWork, in_order
 from tilescale.backends.cuda.running.streams import side_stream
 from tilescale.backends.tilelang.lowering.program import ConcurrentGrids
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 def concurrent_grids_step(context: ProgramContext, grids: ConcurrentGrids) -> CallStep:

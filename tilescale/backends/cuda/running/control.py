@@ -8,17 +8,15 @@ the stream reaches them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.formulas import one
 from tilescale.backends.cuda.running.phases import TensorRegion
+from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork, run
 from tilescale.errors import Location
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 class HostValue:

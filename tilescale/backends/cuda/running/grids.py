@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.cuda.running import occupancy
+from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import CallStep, KernelLaunch, ProgramCall, StreamWork
 from tilescale.backends.tilelang import nvshmem_link
 from tilescale.backends.tilelang.lowering import arguments as arg
@@ -17,9 +18,6 @@ from tilescale.backends.tilelang.lowering.program import LoweredGrid
 from tilescale.backends.tilelang.text import check_of
 from tilescale.program.grids import programs
 from tilescale.program.waiting import first_wait, waits_across
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 def grid_step(context: ProgramContext, grid: LoweredGrid) -> CallStep:

@@ -9,19 +9,16 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from tilelang_core import ir
 from tilescale.backends.cuda.running.barrier_kernel import purpose
+from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import ProgramCall, StreamWork
 from tilescale.backends.tilelang.lowering import arguments as arg
 from tilescale.program.extents import agreed
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import ProgramContext
-
 
 _FLAGS_APART = 128
 """Alignment of the flags of each name, in bytes: no two names share a cache line."""

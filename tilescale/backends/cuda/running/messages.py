@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from tilelang_core import ir
 from tilescale.backends.cuda.running.phases import TensorRegion, runs
+from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
 from tilescale.backends.cuda.running.transports import TensorMessage, Transport
 from tilescale.backends.tilelang.lowering.messages import MessageStep
@@ -24,9 +24,6 @@ from tilescale.errors import OutOfBoundsError
 from tilescale.program import ops
 from tilescale.program.mesh import Mesh
 from tilescale.program.operations import Copy, Signal
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 @dataclass(frozen=True)

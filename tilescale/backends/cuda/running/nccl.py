@@ -12,17 +12,15 @@ import os
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from tilescale.collectives import records
+from tilescale.comm import Team, World
 from tilescale.program.mesh import Mesh
 from tilescale.settings import settings
-
-if TYPE_CHECKING:
-    from tilescale.comm import Team, World
 
 
 class NcclMember(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,6 +18,7 @@ from tilelang_core.formulas import one
 from tilelang_core.tiles import Fill
 from tilescale.backends.cuda.running.collectives import LAUNCHERS, by_messages
 from tilescale.backends.cuda.running.collectives.setting import Operands, PlacedCollective
+from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork, copied
 from tilescale.backends.tilelang.lowering import arguments as arg
 from tilescale.backends.tilelang.lowering.arguments import WaitSite
@@ -26,9 +27,6 @@ from tilescale.cost.operations import region_bytes
 from tilescale.program import ops
 from tilescale.program.mesh import Mesh
 from tilescale.program.operations import Collective, Copy, Rank
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 _RULES: dict[tuple[str | None, str], Callable[[ProgramContext, HostStep], CallStep]] = {}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.phases import TensorRegion
+from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.queue_watch import QueueWait
 from tilescale.backends.cuda.running.steps import ProgramCall, StreamWork
 from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word
@@ -21,9 +21,6 @@ from tilescale.backends.tilelang.lowering.host_step import HostStep
 from tilescale.errors import OutOfBoundsError, UnsupportedError
 from tilescale.program.asynchronous import PartLayout
 from tilescale.program.operations import Copy
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 def at_home(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor, step: HostStep) -> list[StreamWork]:

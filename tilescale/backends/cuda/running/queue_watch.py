@@ -15,17 +15,14 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tilescale.backends.cuda.running import driver, stream_memory
 from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word, WordWrite
 from tilescale.backends.cuda.running.streams import past_waits
-from tilescale.backends.cuda.running.timeouts import WaitFailure
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.timeouts import WaitRecords
+from tilescale.backends.cuda.running.timeouts import WaitFailure, WaitRecords
 
 _LOOK_S, _RELEASE_S = 0.05, 0.001
 """Polling intervals of the thread; the second one while it ends waits, many of which may be queued."""

@@ -9,18 +9,15 @@ operation. The same holds for devices that share a GPU.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.phases import TensorRegion, device_of, runs
+from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.queue_parts import at_home, moved_to, shaped, to_itself, told, wait_before, word_of
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
 from tilescale.backends.tilelang.lowering.host_step import JOIN, QUEUE, HostStep
 from tilescale.program import ops
 from tilescale.program.operations import Copy
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 @runs(None, JOIN)

@@ -9,21 +9,18 @@ shares memory are written by the sender's queue alone.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.messages import DeviceMessages, DeviceTransfer
 from tilescale.backends.cuda.running.phases import runs
+from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.queue_parts import at_home, moved, shaped, to_itself, told, wait_before, word_of
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
 from tilescale.backends.tilelang.lowering.host_step import QUEUE_BETWEEN
 from tilescale.backends.tilelang.lowering.messages import MessageStep
 from tilescale.program import ops
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 class QueuedMessages(DeviceMessages):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.phases import TensorRegion, device_of, runs
+from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.queue_parts import at_home, exchange, moved_to, part_of, shaped, told, word_of
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
 from tilescale.backends.cuda.running.transports import TensorMessage
@@ -24,9 +24,6 @@ from tilescale.errors import UnsupportedError
 from tilescale.program import ops
 from tilescale.program.asynchronous import PartLayout, flag_of
 from tilescale.program.operations import Collective
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 class QueuedExchange:

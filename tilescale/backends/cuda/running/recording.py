@@ -15,20 +15,25 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._dynamo.guards import _empty_strided_cuda  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilescale.backends.cuda.running import driver, nccl
-from tilescale.backends.cuda.running.native import LAUNCHED, PLACES, UNKNOWN, ReplayRecord, ReplaySource, ReplayStep
+from tilescale.backends.cuda.running.native import (
+    LAUNCHED,
+    PLACES,
+    UNKNOWN,
+    ReplayGraph,
+    ReplayRecord,
+    ReplaySource,
+    ReplayStep,
+)
+from tilescale.backends.cuda.running.stream_order import StreamOrder
+from tilescale.backends.cuda.running.wait_guard import WaitGuard
 from tilescale.comm import init
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.native import ReplayGraph
-    from tilescale.backends.cuda.running.stream_order import StreamOrder
-    from tilescale.backends.cuda.running.wait_guard import WaitGuard
 
 _ALLOCATIONS = {
     torch.ops.aten.empty.memory_format,

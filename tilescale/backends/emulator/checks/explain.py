@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,11 +12,9 @@ from tilescale.backends.emulator.checks.states import Access, State
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text, same_memory
 from tilescale.backends.emulator.execute.observe import ATOMIC_LOAD, READ, WRITE
 from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.buffers import Home
+from tilescale.backends.emulator.run import Run
 from tilescale.errors import RaceError
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.interpret.buffers import Home
-    from tilescale.backends.emulator.run import Run
 
 LATELY = 15
 """Signals and waits of a task that are kept for reports in addition to the last one."""

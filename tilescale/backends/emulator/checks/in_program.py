@@ -4,20 +4,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilescale.backends.emulator.checks.explain import VERBS
 from tilescale.backends.emulator.checks.shadow import Shadow
 from tilescale.backends.emulator.checks.text import declared_name, owner_of, region_text
+from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.observe import Observer
+from tilescale.backends.emulator.interpret.buffers import Home
+from tilescale.backends.emulator.run import Run
 from tilescale.errors import RaceError
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.frame import Frame
-    from tilescale.backends.emulator.interpret.buffers import Home
-    from tilescale.backends.emulator.run import Run
 
 Access = tuple["Home", str]
 """An access in the program, and its kind."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,18 +17,15 @@ from tilelang_core import ir
 from tilescale.backends.emulator.checks.explain import primitives
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text
-from tilescale.backends.emulator.execute.frame import spread
+from tilescale.backends.emulator.execute.frame import Frame, spread
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
 from tilescale.backends.emulator.execute.observe import ATOMIC_STORE, WRITE, Observer
+from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.buffers import Home
+from tilescale.backends.emulator.run import Run
 from tilescale.errors import Location, UninitializedReadError
 from tilescale.program.effects import statements
 from tilescale.program.model import declaration, location
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.frame import Frame
-    from tilescale.backends.emulator.execute.units import Unit
-    from tilescale.backends.emulator.interpret.buffers import Home
-    from tilescale.backends.emulator.run import Run
 
 _WRITES = (WRITE, ATOMIC_STORE)
 

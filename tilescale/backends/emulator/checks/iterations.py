@@ -10,7 +10,7 @@ orders them if each thread executes at most one iteration.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,16 +18,13 @@ from tilelang_core import ir
 from tilelang_core.accesses import BufferAccess
 from tilescale.backends.emulator.checks.in_program import InProgram
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow, touched_cells
-from tilescale.backends.emulator.execute.frame import active
+from tilescale.backends.emulator.execute.frame import Frame, active
 from tilescale.backends.emulator.execute.observe import READ, WRITE
+from tilescale.backends.emulator.interpret.buffers import Home
+from tilescale.backends.emulator.run import Run
 from tilescale.errors import RaceError
 from tilescale.program.fragments import accesses_in
 from tilescale.program.parallel_loops import loops_of
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.frame import Frame
-    from tilescale.backends.emulator.interpret.buffers import Home
-    from tilescale.backends.emulator.run import Run
 
 _SEVERAL = -1
 """Marks a cell that more than one iteration loads."""

@@ -6,22 +6,20 @@ Neither is an error: the rest of an output may be for a later call, and each uni
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilescale.backends.emulator.checks.replicas import different
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.text import Box, region_text
+from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.observe import READS, Observer
+from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.buffers import Home
+from tilescale.backends.emulator.run import Run
+from tilescale.errors import Location
 from tilescale.program.effects import statements
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.frame import Frame
-    from tilescale.backends.emulator.execute.units import Unit
-    from tilescale.backends.emulator.interpret.buffers import Home
-    from tilescale.backends.emulator.run import Run
-    from tilescale.errors import Location
 
 
 class _Written(Shadow):

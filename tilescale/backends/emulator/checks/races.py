@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +22,14 @@ from tilescale.backends.emulator.checks.redundant import RedundantWaits
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.states import Access, Conflict, Table
 from tilescale.backends.emulator.checks.text import memory_of
+from tilescale.backends.emulator.execute.barriers import MBarrier
+from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.observe import DEVICE_ATOMIC, READ, WRITE, Observer
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.barriers import MBarrier
-    from tilescale.backends.emulator.execute.frame import Frame
-    from tilescale.backends.emulator.execute.tasks import Task
-    from tilescale.backends.emulator.execute.units import Unit
-    from tilescale.backends.emulator.interpret.buffers import Home
-    from tilescale.backends.emulator.run import Run
-    from tilescale.errors import Location
+from tilescale.backends.emulator.execute.tasks import Task
+from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.buffers import Home
+from tilescale.backends.emulator.run import Run
+from tilescale.errors import Location
 
 _PROGRAM = 1
 """Depth of programs in the tree of tasks: below their device's task."""

@@ -13,14 +13,12 @@ wait may be needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilescale.backends.emulator.checks.clocks import Clock, Past, Place
 from tilescale.backends.emulator.checks.flags import Flag
 from tilescale.backends.emulator.checks.states import Access, State
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.interpret.buffers import Home
+from tilescale.backends.emulator.interpret.buffers import Home
 
 Knower = Clock | Past | Place
 

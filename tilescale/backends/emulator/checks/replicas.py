@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owners, region_text
+from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.observe import READS, Observer
 from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.buffers import Home
 from tilescale.backends.emulator.numerics import is_float
+from tilescale.backends.emulator.run import Run
 from tilescale.errors import DivergedReplicaError, Location
 from tilescale.program.model import View
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.frame import Frame
-    from tilescale.backends.emulator.interpret.buffers import Home
-    from tilescale.backends.emulator.run import Run
 
 
 class Replicas(Observer):

@@ -7,15 +7,13 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from tilescale.backends.emulator.checks.text import Box
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.frame import Frame
-    from tilescale.backends.emulator.interpret.buffers import Home
+from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.interpret.buffers import Home
 
 
 class Shadow:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilescale.backends.emulator.checks.clocks import Clock
 from tilescale.backends.emulator.execute.observe import ATOMIC_LOAD, DEVICE_ATOMIC, READ, READS, WRITE
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.units import Unit
-    from tilescale.backends.emulator.interpret.buffers import Home
+from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.buffers import Home
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilescale.backends.emulator.execute.units import Unit
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.interpret.buffers import Home
-    from tilescale.backends.emulator.run import Run
+from tilescale.backends.emulator.interpret.buffers import Home
+from tilescale.backends.emulator.run import Run
 
 Box = list[tuple[int, int]]
 """Begin and end of a range of indices along each dimension."""

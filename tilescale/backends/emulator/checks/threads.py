@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,20 +27,17 @@ from tilelang_core.layouts import TileLayout, inferred
 from tilescale.backends.base import text_target
 from tilescale.backends.emulator.checks.in_program import InProgram
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow, touched_cells
-from tilescale.backends.emulator.execute.frame import active
+from tilescale.backends.emulator.execute.frame import Frame, active
 from tilescale.backends.emulator.execute.observe import READ, WRITE
+from tilescale.backends.emulator.execute.programs import ProgramInstance
+from tilescale.backends.emulator.execute.tasks import Task
+from tilescale.backends.emulator.interpret.buffers import Home
+from tilescale.backends.emulator.run import Run
 from tilescale.errors import RaceError
 from tilescale.program.effects import phases, statements
 from tilescale.program.fragments import ThreadDistribution, accesses_in, spread, steps
+from tilescale.program.model import Launch
 from tilescale.program.parallel_loops import loops_of
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.frame import Frame
-    from tilescale.backends.emulator.execute.programs import ProgramInstance
-    from tilescale.backends.emulator.execute.tasks import Task
-    from tilescale.backends.emulator.interpret.buffers import Home
-    from tilescale.backends.emulator.run import Run
-    from tilescale.program.model import Launch
 
 _SEVERAL = -1
 """Marks a cell that more than one thread accessed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +17,12 @@ from tilescale.backends.emulator.checks.explain import Mark, Race
 from tilescale.backends.emulator.checks.races import Races
 from tilescale.backends.emulator.checks.states import Access
 from tilescale.backends.emulator.checks.text import owner_of
+from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.tasks import Task
 from tilescale.backends.emulator.execute.units import Unit
+from tilescale.backends.emulator.interpret.buffers import Home
+from tilescale.backends.emulator.run import Run
 from tilescale.errors import Location
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.frame import Frame
-    from tilescale.backends.emulator.interpret.buffers import Home
-    from tilescale.backends.emulator.run import Run
 
 _MOST = 2000
 """Maximum number of races that are kept: a loop finds the same ones again and again."""

@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tilescale.backends.emulator.execute.frame import is_vector, spread
+from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
 from tilescale.backends.emulator.numerics import convert
 from tilescale.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.frame import Frame
 
 
 def poison(dtype: np.dtype) -> Any:

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.grid import Together
 from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.program.model import Launch
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.interpret.compiler import Compiler
 
 
 class Instrumentation(Protocol):

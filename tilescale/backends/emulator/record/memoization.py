@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tilescale.backends.emulator.execute.grid import Grid
 from tilescale.backends.emulator.execute.tasks import Task, Wait
 from tilescale.backends.emulator.record.equivalence import Equivalence
 from tilescale.timing.record import CacheLookup
 from tilescale.timing.steps import RecordedTask as Recorded
-
-if TYPE_CHECKING:
-    from tilescale.backends.emulator.execute.grid import Grid
 
 Index = tuple[int, ...]
 

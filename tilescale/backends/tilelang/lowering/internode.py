@@ -9,21 +9,19 @@ job have no NVSHMEM, with a remedy.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.tilelang.lowering.implemented import choice
 from tilescale.backends.tilelang.lowering.markers import CARRIED, CARRIER
+from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.backends.tilelang.lowering.reach import path_between, share_memory, split
 from tilescale.backends.tilelang.nvshmem_link import IMPL
 from tilescale.errors import Location, UnsupportedError
 from tilescale.program import ops
 from tilescale.program.model import location
 from tilescale.program.operations import Collective, operation
-
-if TYPE_CHECKING:
-    from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 
 
 def carried(stmt: ir.Stmt, target: LoweringTarget, where: Location | None) -> ir.Stmt:

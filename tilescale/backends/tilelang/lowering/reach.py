@@ -8,13 +8,10 @@ so those that share memory are consecutive: `LoweringTarget.group_size` of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.cost.reach import message_bytes
-
-if TYPE_CHECKING:
-    from tilescale.backends.tilelang.lowering.phase import LoweringTarget
-    from tilescale.hda.route import Path
+from tilescale.hda.route import Path
 
 STORES, BULK = "lsu", "tma"
 """Mechanisms by which kernels reach peers: loads and stores of threads, which send messages; bulk copies."""

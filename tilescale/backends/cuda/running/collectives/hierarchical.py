@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,12 +24,9 @@ from tilescale.backends.cuda.running.collectives.setting import (
     SiblingDevices,
 )
 from tilescale.backends.cuda.running.program_context import ProgramContext
-from tilescale.backends.cuda.running.steps import run
+from tilescale.backends.cuda.running.steps import StreamWork, run
 from tilescale.backends.cuda.running.transports import TensorMessage, TransportWait
 from tilescale.backends.tilelang.lowering.reach import chunk_bytes, split
-
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.steps import StreamWork
 
 
 @dataclass(frozen=True)

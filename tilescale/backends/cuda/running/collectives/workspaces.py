@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.peer_group import PeerGroup
-
+from tilescale.backends.cuda.running.peer_group import PeerGroup
 
 SLOTS = "slots"
 """The form of long messages in workspace slots."""
