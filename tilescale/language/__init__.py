@@ -20,7 +20,7 @@ T.copy of two tiles without dst=/src=, T.atomic_add of two operands without dst=
 an expression, T.gemm.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilelang_core import stock as _stock
 from tilelang_core.stock import *  # noqa: F403
@@ -52,6 +52,9 @@ EXTENDED = (
 """Names that TileLang has and that mean more here; what TileLang accepts keeps its meaning."""
 
 __all__ = [*dict.fromkeys((*_stock.__all__, *ADDED, *EXTENDED))]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    macro: Any  # as `__getattr__` has it; a decorator is looked up before that is known
 
 _print_in_short()
 

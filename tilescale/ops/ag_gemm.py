@@ -6,7 +6,7 @@ other ranks arrive in a workspace and are multiplied as they arrive. Local rows 
 Few rows are gathered first: see strategy.py; between nodes chunk by chunk: see unfused.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -56,7 +56,7 @@ from tilescale.ops.unfused import Scales, gathered_products
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.ahead import is_dry
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
     "silu": torch.nn.functional.silu,
     "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
@@ -300,19 +300,20 @@ def _overlapped(
     (rows, K), size = a.shape, team.size
     together, order = _grids(weights, gated)
     widths = [sum(w.shape[1] for w in each) for each in together]
-    biases = [None] * len(together) if bias is None else dense(bias).split(widths)
+    biases: Sequence[torch.Tensor | None] = [None] * len(together) if bias is None else dense(bias).split(widths)
     of_a = None if scales is None else scales_of_shards(scales[0], 1)
     shapes = [(size, rows, K * a.itemsize), *([] if of_a is None else [(size, *of_a.shape[1:-1], of_a.shape[-1] * 4)])]
     room = workspace_of(team).symmetric(torch.uint8, *shapes)
     gathered, of_gathered = room[0].view(a.dtype), [x.view(torch.float32) for x in room[1:] if rows]
-    wanted = places or [None] * len(together)
+    wanted: Sequence[torch.Tensor | None] = places or [None] * len(together)
     shapes = [(size * rows, each[0].shape[1]) for each in together]
     results = [room_for(out, shape, a, result_type(a)) for out, shape in zip(wanted, shapes, strict=True)]
     for i in order if rows else []:
         rights, transposed = operands(together[i])
         N, (vector, matrix) = together[i][0].shape[1], unread(a.dtype, a.device)
-        added = unread(result_type(a), a.device)[0] if biases[i] is None else biases[i]
-        given = [matrix, matrix, vector]
+        own = biases[i]
+        added = unread(result_type(a), a.device)[0] if own is None else own
+        given: list[Any] = [matrix, matrix, vector]
         if scales is not None:
             given = [of_a, *of_gathered, scales_of_columns(scales[1].split(_extents(together, scales))[i])]
         how = transposed, bias is not None, activation, gated, has_blocks(scales)
@@ -401,7 +402,7 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     return da, db, joined.sum(0) if ctx.biased else None
 
 
-_SLOPES = {
+_SLOPES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "relu": lambda grad, x: torch.ops.aten.threshold_backward(grad, x, 0),
     "silu": torch.ops.aten.silu_backward,
     "gelu_tanh": partial(torch.ops.aten.gelu_backward, approximate="tanh"),

@@ -144,13 +144,13 @@ def _made(
         also_needed(kernels, *map(choice, algorithms_of(a, team)), *others)
     if algorithm is None:
         rows, y = operator_of("all_reduce_rms_norm").function(a, weight, residual, eps, weight_offset, group)
-        found = _quantized(rows, scaling, power_of_two, scale)
-        return *found, y, rows if return_normed else normed
-    made = kernel(*choice(algorithm))
+        made, factors = _quantized(rows, scaling, power_of_two, scale)
+        return made, factors, y, rows if return_normed else normed
+    call = kernel(*choice(algorithm))
     added = weight[:1, None] if residual is None else dense(residual)
     rows = normed if return_normed else weight[:1, None]
     found = scales if scale is None else scale.view(1)
-    made(dense(a), added, dense(weight), rows, y, quantized, found.view(-1) if scaling == "row" else found)
+    call(dense(a), added, dense(weight), rows, y, quantized, found.view(-1) if scaling == "row" else found)
     return quantized, scales, y, normed
 
 
@@ -161,8 +161,8 @@ def _empty(
     M, N = a.shape
     packed = (packed_words(M, N),), torch.int32
     scales = packed if scaling == "packed" else ((M, _scales(N, scaling)), torch.float32)
-    kinds = ((M, N), FLOAT8), scales, ((M, N), a.dtype)
-    kinds = *kinds, ((M if return_normed else 0, N), a.dtype)
+    kinds: list[tuple[tuple[int, ...], torch.dtype]]
+    kinds = [((M, N), FLOAT8), scales, ((M, N), a.dtype), ((M if return_normed else 0, N), a.dtype)]
     pairs = zip(kinds, places, strict=True)
     return tuple(a.new_empty(shape, dtype=kind) if place is None else place for (shape, kind), place in pairs)
 

@@ -96,7 +96,7 @@ def _learned(a: torch.Tensor, sent: torch.Tensor, name: str) -> tuple[torch.Tens
     received = all_to_all(sent, group=name)
     numbers = torch.stack([sent, received]).tolist()
     _check_sizes("sent", numbers[0], size_of(name), None)
-    return _of_host(a, *numbers, name), received
+    return _of_host(a, numbers[0], numbers[1], name), received
 
 
 def _check_sizes(argument: str, sizes: Any, size: int, most: int | None) -> None:

@@ -145,7 +145,7 @@ def allreduce_fusion(
         return all_reduce(input, out=output, group=workspace.group)
     if residual_in is None or rms_gamma is None:
         raise ArgumentError("residual_in or rms_gamma is None", hint=f"pattern {pattern} takes both")
-    given = {"eps": rms_eps, "weight_offset": weight_bias, "group": workspace.group}
+    given: dict[str, Any] = {"eps": rms_eps, "weight_offset": weight_bias, "group": workspace.group}
     if pattern not in _QUANTIZED:
         return all_reduce_rms_norm(input, rms_gamma, residual_in, out=(norm_out, residual_out), **given)[0]
     if pattern not in _STATIC and scale_out is None:

@@ -79,6 +79,11 @@ class DecodeStep(nn.Module):
     lengths: torch.Tensor
     K: torch.Tensor
     V: torch.Tensor
+    X: torch.Tensor
+    rotary: Any
+    norm: Any
+    head: Any
+    angles: Any
 
     def __init__(
         self, model: nn.Module, batch: int, keys: int, *, schedule: str | None = None, group: Any = None
@@ -95,7 +100,8 @@ class DecodeStep(nn.Module):
         chosen = _fastest(self.sizes, machine) if schedule is None else schedule
         func = decode_layers(self.sizes)
         self.kernel = compile_program(func, machine=machine, team=team_of(name), schedule=chosen)
-        for buffer in (parameter.buffer for parameter in self.kernel.program.parameters):
+        buffers = (parameter.buffer for parameter in self.kernel.program.parameters)
+        for buffer in (buffer for buffer in buffers if buffer is not None):
             shape, dtype = tuple(map(int, buffer.shape)), getattr(torch, str(buffer.dtype))
             made = known.get(buffer.name)
             made = torch.zeros(shape, dtype=dtype, device=self.embed.weight.device) if made is None else made

@@ -41,6 +41,9 @@ class ParallelExperts(nn.Module):
         dropped: with `room`, how many choices of each expert of this rank the last call dropped; None before.
     """
 
+    gate_up_proj: nn.Parameter
+    down_proj: nn.Parameter
+
     def __init__(self, parameters: dict[str, nn.Parameter], group: str, options: dict[str, Any]):
         super().__init__()
         for name, parameter in parameters.items():
@@ -50,9 +53,9 @@ class ParallelExperts(nn.Module):
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """(tokens, features), and of each token the experts of all ranks and their weights, (tokens, choices)."""
-        given = x, (chosen, weights), self.gate_up_proj, self.down_proj
         scales = tuple(getattr(self, name) for name in SCALES) if hasattr(self, SCALES[0]) else None
-        made = moe_layer(*given, scales=scales, group=self.group, **self.options)
+        experts = self.gate_up_proj, self.down_proj
+        made = moe_layer(x, (chosen, weights), *experts, scales=scales, group=self.group, **self.options)
         if isinstance(made, torch.Tensor):
             return made
         y, self.dropped = made

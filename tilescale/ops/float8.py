@@ -147,7 +147,8 @@ def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, float8: str) 
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return *gradients_of_times(grad, *ctx.saved_tensors, ctx.float8), grad.sum(0) if ctx.bias else None
+    a, b = ctx.saved_tensors
+    return *gradients_of_times(grad, a, b, ctx.float8), grad.sum(0) if ctx.bias else None
 
 
 times.register_autograd(_backward, saves="a b")

@@ -8,6 +8,8 @@ float8_wire.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.functional import pad
 
@@ -34,7 +36,8 @@ def reduce_scatter(a: torch.Tensor, team: Team) -> torch.Tensor:
     parts = a.view(team.size, -1)
     arrived = _widened(exchanged(_narrowed(parts), team), parts.shape[1])
     arrived[team.rank] = parts[team.rank]
-    return sum(arrived).to(a.dtype)  # type: ignore[union-attr]
+    total: Any = sum(arrived)
+    return total.to(a.dtype)
 
 
 def all_reduce(a: torch.Tensor, team: Team) -> torch.Tensor:

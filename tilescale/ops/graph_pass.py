@@ -64,5 +64,5 @@ def uninstall() -> None:
 
 def _set(value: Any) -> None:
     """Set it in this thread, and as the default of others: autograd's, in which inductor compiles backwards."""
-    config._config["post_grad_custom_pre_pass"].default = value
+    config._config["post_grad_custom_pre_pass"].default = value  # type: ignore[attr-defined]
     config.post_grad_custom_pre_pass = value

@@ -98,7 +98,7 @@ def _gather(match: Match, shard: Node, group: str) -> None:
 
     def fused(shard: Any, weights: Any, biases: Any) -> list[Any]:
         kept, results = gather_matmul(shard, weights, dim, group, keeps, bias=biases)
-        return [*(x.flatten(0, -2) for x in results), *([kept.contiguous()] if keeps else [])]
+        return [*(x.flatten(0, -2) for x in results), *([kept.contiguous()] if keeps and kept is not None else [])]
 
     old = [*products, *([whole] if keeps else [])]
     _replace("all_gather_matmul", wait, old, fused, shard, [p.args[-1] for p in products], biases)
@@ -139,8 +139,8 @@ def _norm(match: Match, y: Node, weight: Node, dims: list[int], eps: float, dtyp
         return
     wait, residual = found
     if _is_cast(weight):
-        weight = weight.args[0]
-    x, _, group = wait.args[0].args
+        weight = _argument(weight)
+    x, _, group = _argument(wait).args
     if _overlaps(x, group):
         return
 
@@ -178,8 +178,8 @@ def _replace(
     for one, other in zip(old, new, strict=True):
         one.replace_all_uses_with(other)
     if old == [wait]:  # the backward may have saved the unfinished result
-        wait.args[0].replace_all_uses_with(new[0], lambda user: user is not wait)
-    wait.meta[REPLACED] = wait.args[0].meta[REPLACED] = True
+        _argument(wait).replace_all_uses_with(new[0], lambda user: user is not wait)
+    wait.meta[REPLACED] = _argument(wait).meta[REPLACED] = True
     replaced[name, ""] += 1
 
 
@@ -188,10 +188,15 @@ def is_impure(node: Node) -> bool:
     return node.is_impure() and REPLACED not in node.meta
 
 
+def _argument(node: Node, position: int = 0) -> Any:
+    """An argument of a node: another one, or several, as patterns have it."""
+    return node.args[position]
+
+
 def _multiplies(node: Node, x: Node) -> bool:
     """Whether a node is x @ b, or x @ b + bias for a bias of each column, of types whose GEMMs overlap."""
     if node.target is ADDMM:
-        is_linear = node.args[1] is x and not node.kwargs and node.args[0].meta["val"].ndim == 1
+        is_linear = _argument(node, 1) is x and not node.kwargs and _argument(node).meta["val"].ndim == 1
     else:
         is_linear = node.target is MM and node.args[0] is x
     return is_linear and node.meta["val"].dtype in PRODUCTS
@@ -200,14 +205,14 @@ def _multiplies(node: Node, x: Node) -> bool:
 def _product(node: Node) -> Node | None:
     """The GEMM that a node is a view of, if it has no other use."""
     while _keeps_rows(node) and len(node.users) == 1:
-        node = node.args[0]
-    is_product = node.target is MM and _multiplies(node, node.args[0])
+        node = _argument(node)
+    is_product = node.target is MM and _multiplies(node, _argument(node))
     return node if is_product and len(node.users) == 1 else None
 
 
 def _keeps_rows(node: Node) -> bool:
     """Whether a node is a view that keeps the columns, and so the rows, in order."""
-    return node.target in VIEWS and bool(node.meta["val"].shape[-1] == node.args[0].meta["val"].shape[-1])
+    return node.target in VIEWS and bool(node.meta["val"].shape[-1] == _argument(node).meta["val"].shape[-1])
 
 
 def _flattened(whole: Node) -> Iterator[Node]:
@@ -243,18 +248,18 @@ def _parts(joined: Node, along: int | None = None) -> tuple[Node, int] | None:
     """
     if joined.target is not aten.cat.default or along not in (None, _dim(joined)):
         return None
-    pieces = joined.args[0]
-    split = pieces[0].args[0] if pieces[0].target is operator.getitem else None
+    pieces = _argument(joined)
+    split = _argument(pieces[0]) if pieces[0].target is operator.getitem else None
     if split is None or split.target not in SPLITS or any(piece.target is not operator.getitem for piece in pieces):
         return None
     in_order = [piece.args for piece in pieces] == [(split, i) for i in range(len(split.meta["val"]))]
     is_alone = all(len(piece.users) == 1 for piece in pieces)
-    return (split.args[0], _dim(split)) if in_order and is_alone else None
+    return (_argument(split), _dim(split)) if in_order and is_alone else None
 
 
 def _dim(node: Node) -> int:
     """The dimension of a split or a concatenation, counted from 0."""
-    position, x = (1, node.args[0][0]) if node.target is aten.cat.default else (2, node.args[0])
+    position, x = (1, _argument(node)[0]) if node.target is aten.cat.default else (2, _argument(node))
     dim = node.args[position] if len(node.args) > position else node.kwargs.get("dim", 0)
     return dim % x.meta["val"].ndim
 
@@ -274,9 +279,9 @@ def _residual_sum(y: Node) -> tuple[Node, Node | None] | None:
 
 def _summed(node: Node) -> Node | None:
     """The finished all-reduce that a node is a view of."""
-    while _keeps_rows(node) and len(node.args[0].users) == 1:
-        node = node.args[0]
-    return node if SUM.match(node) and len(node.args[0].users) == 1 else None
+    while _keeps_rows(node) and len(_argument(node).users) == 1:
+        node = _argument(node)
+    return node if SUM.match(node) and len(_argument(node).users) == 1 else None
 
 
 def _is_cast(node: Node) -> bool:
@@ -288,7 +293,7 @@ def _overlaps(x: Node, group: str) -> bool:
     product = _product(x)
     if product is None:
         return False
-    a, b = (each.meta["val"] for each in product.args)
+    a, b = (_argument(product, i).meta["val"] for i in range(2))
     rows, team = a.shape[0], team_of(group)
     expected = rows.node.hint if isinstance(rows, torch.SymInt) else rows
     job = strategy.CollectiveGemm("allreduce", -(-expected // team.size), (b.shape[1],), a.shape[1], a.dtype)

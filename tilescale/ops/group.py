@@ -46,9 +46,10 @@ def group_name(group: Group) -> str:
     """
     if group is None or isinstance(group, str):
         return group or ""
-    if is_mesh(group) and group.ndim != 1:
+    mesh: Any = group if is_mesh(group) else None
+    if mesh is not None and mesh.ndim != 1:
         raise ArgumentError(
-            f"group is a mesh of {group.ndim} dimensions {group.mesh_dim_names}",
+            f"group is a mesh of {mesh.ndim} dimensions {mesh.mesh_dim_names}",
             hint='pass the slice that the operator spans, such as mesh["tp"]',
         )
     name = _name_of(group)
@@ -131,7 +132,7 @@ def _ranks(name: str) -> tuple[int, ...]:
     from torch.distributed import distributed_c10d as c10d
 
     try:
-        group: Any = c10d._resolve_process_group(name)
+        group: Any = c10d._resolve_process_group(name)  # type: ignore[arg-type] # a string by another name
     except (RuntimeError, ValueError) as error:
         raise ArgumentError(
             f"group is {name!r}, the name of no process group here", hint="pass one that this rank is in"

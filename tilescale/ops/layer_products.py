@@ -8,6 +8,7 @@ one step of autograd instead of one each.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -57,8 +58,8 @@ def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor])
 def _column_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, ...]:
     """dx = scatter(sum of dy w); dw = dy^T gather(x); the gather is repeated unless it was kept."""
     x, *weights = ctx.saved_tensors
-    used = [i for i in range(len(weights)) if grads[i] is not None]
-    rows = {i: _rows(grads[i]) for i in used}
+    rows = {i: _rows(grad) for i, grad in zip(range(len(weights)), grads, strict=False) if grad is not None}
+    used = list(rows)
     joined = torch.cat(list(rows.values()), 1) if len(rows) > 1 else rows[used[0]]
     dx = input_gradient(joined, [weights[i] for i in used], ctx.group, of_gradients(ctx.float8)).view(ctx.shape)
     gathered = x if ctx.keeps else all_gather(_rows(x), group=ctx.group)
@@ -100,7 +101,8 @@ def side_by_side(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torc
         made = torch.nn.functional.linear(rows, weight, bias)
     else:  # a copy of the weights would take longer than the products
         made = rows.new_empty(len(rows), sum(widths))
-        for part, w, b in zip(made.split(widths, 1), weights, biases or [None] * len(weights), strict=True):
+        added: Sequence[torch.Tensor | None] = biases or [None] * len(weights)
+        for part, w, b in zip(made.split(widths, 1), weights, added, strict=True):
             torch.mm(rows, w.t(), out=part) if b is None else torch.addmm(b, rows, w.t(), out=part)
     return made.view(*x.shape[:-1], sum(widths))
 

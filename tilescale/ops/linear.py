@@ -167,7 +167,8 @@ class ColumnParallelLinear(ParallelLinear):
         given = self._given(x, None)
         given = given if is_dtensor(x) else _ReplicatedInput.apply(given, self.group)
         if len(layers) == 1:
-            return [_times(given, *self.parts(), self.float8)]
+            weight, bias = self.parts()
+            return [_times(given, weight, bias, self.float8)]
         weights, biases = _operands(layers)
         made, widths = side_by_side(given, weights, biases), [layer.out_features for layer in layers]
         # One by one: autograd forbids in-place changes of views that are made at once.
@@ -208,7 +209,7 @@ class RowParallelLinear(ParallelLinear):
         return split_over(_first(made, own), DTensorPlacement.of(self.weight).mesh, TOKENS, tokens)
 
 
-def check_shard(kind: type[ParallelLinear], linear: nn.Linear, group: Any, src_data_rank: int | None) -> None:
+def check_shard(kind: type[ParallelLinear], linear: nn.Module, group: Any, src_data_rank: int | None) -> None:
     """Raise what `kind.shard` raises for these arguments; the layer is unchanged."""
     if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
         raise ArgumentError(f"linear is {type(linear).__name__}", hint="pass a torch.nn.Linear, whole on each rank")
@@ -223,7 +224,7 @@ def check_shard(kind: type[ParallelLinear], linear: nn.Linear, group: Any, src_d
         )
 
 
-def _part(whole: nn.Parameter, cut: int | None, group: Any, source: int | None) -> nn.Parameter:
+def _part(whole: torch.Tensor, cut: int | None, group: Any, source: int | None) -> nn.Parameter:
     """This rank's part of a parameter, cut along a dimension or whole (None); if there is a mesh, as a DTensor.
 
     `source`: the rank in the mesh whose parameter is used; None: the local one, without communication.

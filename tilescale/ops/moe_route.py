@@ -92,8 +92,10 @@ def moe_route(
     room = room_for(size * most, choices, local) if room is None else room
     check_count("room", room)
     room = -(-room // ALIGN) * ALIGN
-    made = tables(chosen, weights, local, most, room, name)
-    return Routing(None if weights is None else made[0], *made[1:], room, tokens, name)
+    made: Any = tables(chosen, weights, local, most, room, name)
+    slots, *others = made
+    given = [None if weights is None else slots, *others, room, tokens, name]
+    return Routing(*given)
 
 
 def check_choices(chosen: torch.Tensor, weights: torch.Tensor | None) -> None:

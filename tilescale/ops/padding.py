@@ -36,9 +36,10 @@ def padded(
         return a, weights, bias, scales
     more = [-n % unit for n in widths]
     wider = [_more(w, -K % unit, n) for w, n in zip(weights, more, strict=True)]
-    of_columns = None if scales is None else scales[1] if has_blocks(scales) else _spread(scales[1], widths, more)
+    if scales is not None:
+        scales = scales[0], scales[1] if has_blocks(scales) else _spread(scales[1], widths, more)
     bias = None if bias is None else _spread(bias, widths, more)
-    return _more(a, 0, -K % unit), wider, bias, None if scales is None else (scales[0], of_columns)
+    return _more(a, 0, -K % unit), wider, bias, scales
 
 
 def trimmed(made: torch.Tensor, columns: int) -> torch.Tensor:

@@ -92,10 +92,10 @@ def parallelize_module(
     for name, shard in shards.items():
         check_shard(shard.kind, module.get_submodule(name), mesh, src_data_rank)
     tied = _tied_parameters(module)
-    how = {"float8": float8, "src_data_rank": src_data_rank, "keep_gathered": keep_gathered}
+    how: dict[str, Any] = {"float8": float8, "src_data_rank": src_data_rank, "keep_gathered": keep_gathered}
     siblings: dict[Any, list[ColumnParallelLinear]] = defaultdict(list)
     for name, shard in shards.items():
-        made = shard.kind.shard(module.get_submodule(name), mesh, sequence=shard.sequence, **how)
+        made = shard.kind.shard(module.get_submodule(name), mesh, **how, sequence=shard.sequence)  # type: ignore[arg-type]
         made.local_output = shard.local_output
         if shard.kind is ColumnParallelLinear and (shard.block is not None or not shard.sequence):
             # Layers that get all tokens are assumed to be siblings with one input, until a call shows otherwise.
@@ -104,8 +104,8 @@ def parallelize_module(
     for layers in siblings.values():
         gather_once(*layers)
         lay_side_by_side(*layers)
-    left: dict[str, Any] = {name: style for name, style in styles.items() if name not in shards} | unresolved
-    left |= {name: _without_gather(styles[name]) for name in gathers}
+    kept = {name: style for name, style in styles.items() if name not in shards}
+    left: dict[str, Any] = kept | unresolved | {name: _without_gather(styles[name]) for name in gathers}
     if "" in left:  # in a plan with others PyTorch takes no rank for it
         by_torch(module, mesh, left.pop(""), src_data_rank=src_data_rank)
     made = by_torch(module, mesh, left, src_data_rank=src_data_rank)

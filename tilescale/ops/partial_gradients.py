@@ -87,7 +87,7 @@ def _leaving_edges(first: _Node, inputs: set[_Node]) -> set[tuple[_Node, int]]:
             left += [(each, passed) for each, _ in node.next_functions if each is not None and passed is not None]
     parts = [node for node, kind in kinds.items() if kind == _PART and _passed_on(node, kind) == _PART]
     edges = ((node, i, each) for node in parts for i, (each, _) in enumerate(node.next_functions))
-    return {(node, i) for node, i, each in edges if kinds.get(each) == _WHOLE}
+    return {(node, i) for node, i, each in edges if each is not None and kinds.get(each) == _WHOLE}
 
 
 _PART, _WHOLE, _DTENSOR = "part", "whole", "dtensor"

@@ -80,7 +80,7 @@ def _check_message(argument: str, message: Any, group: str) -> None:
         raise ArgumentError(
             f"{argument} is {type(message).__name__}", hint="give ops.Send(tensor, to) or ops.Recv(like, source)"
         )
-    for name, value in zip(message._fields, message, strict=True):
+    for name, value in message._asdict().items():
         if name in ("tensor", "like"):
             check_tensor(f"{argument}.{name}", value, served=BYTES)
         else:

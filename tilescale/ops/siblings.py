@@ -64,6 +64,10 @@ def lay_side_by_side(*layers: ParallelLinear) -> None:
 class SiblingResults:
     """Results of layers with the same input, until each layer has taken its own, or the input is no more."""
 
+    _input: ref[torch.Tensor] | None
+    _state: tuple[Any, ...]
+    _results: dict[int, torch.Tensor]
+
     def __init__(self, layers: list[ColumnParallelLinear]):
         self._layers = layers
         self._forget()
@@ -81,7 +85,7 @@ class SiblingResults:
             return self._result_in_graph(number, layer, x)
         state = self._state_of(x)
         if self._input is None or self._input() is not x or self._state != state or number not in self._results:
-            if number in self._results and not layer.sequence and self._input() is not x:
+            if number in self._results and not layer.sequence and (self._input is None or self._input() is not x):
                 return self._alone(layer, x)
             self._results = dict(enumerate(layer.outputs(x, self._layers)))
             self._input, self._state = ref(x, self._forget), state
@@ -108,9 +112,7 @@ class SiblingResults:
         return layer.outputs(x, [layer])[0]
 
     def _forget(self, _: Any = None) -> None:
-        self._input: ref[torch.Tensor] | None = None
-        self._state: tuple[Any, ...] = ()
-        self._results: dict[int, torch.Tensor] = {}
+        self._input, self._state, self._results = None, (), {}
 
     def _state_of(self, x: torch.Tensor) -> tuple[Any, ...]:
         """State that results depend on, in addition to the tensor itself: another state, another result."""

@@ -231,8 +231,9 @@ def _scatter_scaled(
         added = None if bias is None else bias * size_of(group)  # PyTorch's adds it on every rank
         result = matmul_scatter(A, B, reduce_op, dim, group, bias=added, scales=(scale, B_scale))
     else:
-        first, given = A.movedim(dim, 0), (scale, B_scale, bias, out_dtype)
-        rows = scattered_result(first.flatten(0, -2), B, *given, reduce_op, group)
+        assert out_dtype is not None  # by `_check_result`
+        first = A.movedim(dim, 0)
+        rows = scattered_result(first.flatten(0, -2), B, scale, B_scale, bias, out_dtype, reduce_op, group)
         result = _owned(first.shape, dim, size_of(group), rows)
     shape = list(output_shape)
     shape[orig_scatter_dim] //= size_of(group)

@@ -26,7 +26,7 @@ def work_on_shards(module: nn.Module) -> None:
     """Let a module that has parameters, alike on all ranks, and no parts work on the shard of its input."""
     own = list(module.parameters(recurse=False))
     if own and not list(module.children()) and all(is_dtensor(each) for each in own):
-        module.__class__ = _on_shards(type(module))
+        module.__class__ = _on_shards(type(module))  # type: ignore[arg-type] # a class is hashable
         _sum_gradients(module)
 
 
@@ -44,7 +44,7 @@ class _OnShards(nn.Module):
             return super().forward(x)
         from torch.distributed.tensor import Partial
 
-        parts = self._parameters
+        parts: dict[str, Any] = self._parameters
         # Each rank has a part of a replicated parameter's gradient: that of its tokens.
         shards = {name: each.to_local(grad_placements=[Partial()]) for name, each in parts.items() if each is not None}
         self.__dict__.update(shards)  # found before parameters are

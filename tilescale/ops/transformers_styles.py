@@ -52,5 +52,5 @@ class TileScaleRowwise(_Linear, RowwiseParallel):
     kind = RowParallelLinear
 
 
-STYLES = {"tilescale_colwise": TileScaleColwise(), "tilescale_rowwise": TileScaleRowwise()}
+STYLES: dict[str, Any] = {"tilescale_colwise": TileScaleColwise(), "tilescale_rowwise": TileScaleRowwise()}
 """Styles that plans may name."""

@@ -7,6 +7,7 @@ Used for GEMMs too small to overlap, and between nodes, where chunks of rows fol
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -31,7 +32,8 @@ def gathered_products(
 ) -> list[torch.Tensor]:
     """Outputs of the rows of all ranks times each weight, followed by the rows if they are to be kept."""
     unit = BLOCK if has_blocks(scales) else 1
-    columns = [None] * len(weights) if scales is None else scales[1].split([-(-w.shape[1] // unit) for w in weights])
+    widths = [-(-w.shape[1] // unit) for w in weights]
+    columns: Sequence[Any] = [None] * len(weights) if scales is None else scales[1].split(widths)
 
     def gathered(part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
         rows = whole_tensors.gathered(dense(_chunk(a, part)), team)
@@ -39,7 +41,7 @@ def gathered_products(
 
     def multiplied(brought: tuple[torch.Tensor, torch.Tensor | None]) -> list[torch.Tensor]:
         rows, of_rows = brought
-        pairs = [None if of_rows is None else (of_rows, of_columns) for of_columns in columns]
+        pairs: list[Any] = [None if of_rows is None else (of_rows, of_columns) for of_columns in columns]
         made = ending([product(rows, *given) for given in zip(weights, biases, pairs, strict=True)])
         return [*made, rows] if keeps else made
 
