@@ -203,3 +203,23 @@ def test_a_device_that_finds_another_cache_does_not_take_over(monkeypatch):
         written.clear()
         tilescale.emulate(program(first), machine=H200, data=False)
         assert len(written) == grids
+
+
+def test_a_unit_that_represents_all_is_as_busy_as_each():
+    """Sums of tiles are stored in the memory of every device: none counts twice, and no other device is there."""
+
+    @T.prim_func
+    def program(X: T.Tensor((8, 64, 256), "float32")):
+        with T.Kernel(device=4, block=8, threads=128) as block:
+            with T.Scale("block"):
+                tile = T.alloc((64, 256), "float32", level="l1")
+                T.copy(X[block, 0, 0], tile)
+                with T.Scale("device"):
+                    T.allreduce(tile)
+                T.copy(tile, X[block, 0, 0])
+
+    timeline = tilescale.emulate(program, machine=H200, data=False).timeline
+    assert isinstance(timeline.spans, Copies)
+    busy = {use.unit: use.busy_s for use in timeline.uses if use.resource == "l2"}
+    assert list(busy) == [f"device {number}" for number in range(4)] and len(set(busy.values())) == 1
+    assert timeline.bound.seconds <= timeline.end_s

@@ -401,6 +401,8 @@ class Simulation:
             else:
                 assert isinstance(key, tuple)
                 (first, _), name, share = *key, self.places
+            if first and self._units > 1:
+                continue  # the first unit represents this one
             for row in range(first, first + self._units):
                 label = f"{self.level} {row}", name, self.kinds.get(name, "network")
                 total[label] = total.get(label, 0.0) + server.busy_s / share
