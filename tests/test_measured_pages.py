@@ -14,6 +14,7 @@ MADE = {
     "../README": {"operators": tables.first_screen},
     "index": {"operators": tables.first_screen},
     "how-fast": {"operators": tables.operators},
+    "one-launch": {"simulated layers": tables.simulated_layers},
     "operators/experts": {"experts": tables.experts, "float8 experts": tables.float8_experts},
     "notes/measured-races": {"races": tables.races},
     "notes/host-time": {"eager collectives": tables.eager_collectives},

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+import tilescale
+from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.ops.strategy import LATENCIES
 from tilescale.passes.overlap.tile_cost import TileWork, places_of, rate_of
@@ -154,3 +156,20 @@ def test_scaling_curves_are_those_of_this_source():
         machine = points[row["panel"], row["machine"], row["bytes"]]
         found = scaling.estimate(machine, machine.tensor_level.name, "allreduce", row["algorithm"], row["bytes"])
         assert found.seconds * 1e6 == pytest.approx(row["us"], rel=1e-3)
+
+
+def test_simulated_decode_steps_are_those_of_this_source():
+    """Machines with few programs are simulated again; no launch is left to fuse where programs own tensors."""
+    layers = script("persistent_simulated")
+    committed = json.loads(layers.RESULTS.read_text())["rows"]
+    assert {row["machine"] for row in committed} == {*layers.MACHINES, layers.WAFER}
+    for batch in layers.BATCHES:
+        stacked = layers.layer(layers.by_device_and_block("stacked-3d"), batch)
+        for name, found in (("stacked-3d", stacked), (layers.WAFER, layers.on_wafer(batch))):
+            rows = [row for row in committed if (row["machine"], row["batch"]) == (name, batch)]
+            known = {row["contender"]: row["us"] for row in rows}
+            assert found == pytest.approx(known, rel=1e-3, abs=0.005)
+    with tilescale.use_machine(layers.WAFER):
+        program = layers.mlp(1)
+    with pytest.raises(UnsupportedError, match="orders its units by itself"):
+        tilescale.compile(program, machine=layers.WAFER, schedule="persistent")

@@ -24,7 +24,7 @@ from tilescale.tuning import chart
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 OLDER = {"corpus", "emulator", "held_out", "many_nodes", "mutants", "overlap_bound", "predictions", "scaling"}
-OLDER |= {"rmaracebench", "white_paper_1", "white_paper_2"}
+OLDER |= {"persistent_simulated", "rmaracebench", "white_paper_1", "white_paper_2"}
 """Results of scripts with other forms, and those of checks."""
 
 

@@ -146,3 +146,16 @@ def eager_collectives() -> str:
         cells.setdefault(2 * extents[0] * extents[1], {})[work] = cell
     lines = ([format_bytes(size), *(of[name] for name in OPERATIONS)] for size, of in sorted(cells.items()))
     return table(["bytes of a rank", *(name.replace("_", "-") for name in OPERATIONS)], lines)
+
+
+def simulated_layers() -> str:
+    """A decode step as one launch and in order, simulated: a row for each machine and number of sequences."""
+    rows = measured("persistent_simulated")["rows"]
+    works = groupby(rows, lambda row: (row["machine"], row["work"], row["units"], row["batch"]))
+    lines = []
+    for (machine, work, units, batch), mine in works:
+        by = {row["contender"]: f"{row['us']:.1f} us ({row['ratio']:.2f})" for row in mine}
+        reading, *ours = ("weights read once", "one launch", "in order")
+        times = [by[reading].partition(" (")[0], *(by.get(name, "-") for name in ours)]
+        lines.append([f"{machine}, {units} units, {work}", str(batch), *times])
+    return table(["", "sequences", "weights read once", "one launch", "in order"], lines)
