@@ -222,7 +222,7 @@ def test_a_computed_peer_that_does_not_exist(side):
                 T.copy(X, Y, **{side: rank + 1})  # no wrap
 
     text = failure(PeerOutOfRangeError, program, [[values(r, 4), blank(4)] for r in range(3)], "no wrap")
-    assert "device 2 names peer 3 of level 'device': the launch has units 0 to 2" in text
+    assert "device 2 names peer 3 of level 'device': the launch has ranks 0 to 2" in text
     assert "% size" in text
 
 

@@ -20,7 +20,7 @@ def test_a_constant_peer_out_of_range(mistake, peer: int):
     def wrong(X, tile, flags, reals, bx):
         T.copy(tile, X, dst=peer)  # <-
 
-    with mistake(PeerOutOfRangeError, f"peer {peer} of level 'device'", "units 0 to 3", "(rank + 1) % size"):
+    with mistake(PeerOutOfRangeError, f"peer {peer} of level 'device'", "ranks 0 to 3", "(rank + 1) % size"):
         on_devices(wrong)
 
 

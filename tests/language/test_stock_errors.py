@@ -152,7 +152,7 @@ def test_a_neighbour_that_is_not_there(machine, level, advice):
                     T.signal(F[0], dst=rank + 1)
 
     args = [[torch.zeros(1, dtype=torch.int32)] for _ in range(2)]
-    with pytest.raises(PeerOutOfRangeError, match="has units 0 to 1") as found:
+    with pytest.raises(PeerOutOfRangeError, match="has ranks 0 to 1") as found:
         tilescale.emulate(f, args, machine=machine)
     assert found.value.hint.startswith(advice)
 

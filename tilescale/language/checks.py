@@ -70,7 +70,7 @@ def check_peer(context: Context, level: Level, peer: Any) -> None:
     value, extent = ir.constant(peer), context.extent(level)
     if value is not None and (value < 0 or isinstance(extent, int) and value >= extent):
         last = extent - 1 if isinstance(extent, int) else None
-        there = "unit 0 alone" if last == 0 else "units from 0" if last is None else f"units 0 to {last}"
+        there = "rank 0 alone" if last == 0 else "ranks from 0" if last is None else f"ranks 0 to {last}"
         raise PeerOutOfRangeError(
             f"peer {value} of level {level.name!r}: the launch has {there}",
             hint=advice_at_the_end(context.machine, level.name),

@@ -39,7 +39,7 @@ NOTHING_INSIDE = "a copy is clipped at the end of a tensor, and this one begins 
 
 
 def _numbered(units: int) -> str:
-    return "unit 0 alone" if units == 1 else f"units 0 to {units - 1}"
+    return "rank 0 alone" if units == 1 else f"ranks 0 to {units - 1}"
 
 
 # -- to and from a peer ------------------------------------------------------------------------------------------------
