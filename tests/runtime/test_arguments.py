@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import tilescale
@@ -54,6 +55,17 @@ def test_wrong_arguments(args: list[Any], message: str):
 def test_a_nested_tensor_is_refused(call: Callable[..., Any]):
     with pytest.raises(ArgumentError, match="'X' is a nested tensor"):
         call(programs.double(8), torch.nested.nested_tensor([torch.ones(8)]), torch.ones(8))
+
+
+@both_calls
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_tensor_without_data_is_refused(call: Callable[..., Any], place: int):
+    with FakeTensorMode():
+        fake = torch.ones(8)
+    given = [torch.ones(8), torch.ones(8)]
+    given[place] = fake
+    with pytest.raises(ArgumentError, match=f"'{'XY'[place]}' is a FakeTensor, which has no data"):
+        call(programs.double(8), *given)
 
 
 @both_calls

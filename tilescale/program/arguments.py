@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -159,7 +160,13 @@ def in_storage(parameter: Parameter, shape: list[int]) -> list[int]:
 
 
 def check_dense(parameter: Parameter, value: Any) -> None:
-    """Raises ArgumentError for a tensor of another layout than strides: a sparse or nested one."""
+    """Raises ArgumentError for a tensor of another layout than strides, a sparse or nested one, and for a fake one."""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")  # without loading it
+    if fake is not None and isinstance(value, fake.FakeTensor):
+        raise ArgumentError(
+            f"{parameter.name!r} is a FakeTensor, which has no data",
+            hint='pass a tensor with data; for simulated time alone, one on the device "meta"',
+        )
     if getattr(value, "is_nested", False):
         raise ArgumentError(f"{parameter.name!r} is a nested tensor", hint="pass its values: x.values()")
     layout = getattr(value, "layout", None)
