@@ -49,7 +49,7 @@ def forms(m: int, n: int, k: int, dtype: str, tiles: GemmTiling = TILINGS[0]) ->
     own = GemmSpec(n, k, dtype, tiles, transposed=True, biased=False)
     return {
         "a block a tile": lambda: gemm_rs.program(1, own),
-        "in turns": lambda: gemm_rs.in_turns(1, concurrent_stores(own), at_once()),
+        "in turns": lambda: gemm_rs.program(1, concurrent_stores(own), at_once()),
         "in turns, counted": lambda: counted(m, concurrent_stores(own), at_once()),
         "clusters": lambda: by_clusters(m, own),
     }

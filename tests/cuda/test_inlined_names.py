@@ -48,7 +48,7 @@ def test_other_names_stay():
 
 def test_a_gemm_that_adds_arrived_rows_has_none():
     of = GemmSpec(512, 512, "bfloat16", GemmTiling(128, 256, 1.0, stages=3), True, False)
-    (kernel,) = lowered(gemm_rs.in_turns(2, of, 132)).kernels
+    (kernel,) = lowered(gemm_rs.program(2, of, 132)).kernels
     loops: list[tirx.For] = []
     walk(kernel.func.body, lambda node: loops.append(node) if isinstance(node, tirx.For) else None)
     parallel = [loop for loop in loops if loop.kind == tirx.ForKind.PARALLEL]

@@ -68,9 +68,9 @@ def product(rows: int) -> GemmSpec:
 
 OPERATORS = {
     "ag_gemm": lambda: ag_gemm_programs.program(2, product(512), True, 1),
-    "ag_gemm_persistent": lambda: ag_gemm_programs.in_turns(2, concurrent_stores(product(2048)), at_once(), True),
+    "ag_gemm_persistent": lambda: ag_gemm_programs.program(2, concurrent_stores(product(2048)), True, blocks=at_once()),
     "gemm_rs": lambda: import_module("tilescale.ops.gemm_rs").program(2, product(512)),
-    "gemm_rs_persistent": lambda: import_module("tilescale.ops.gemm_rs").in_turns(
+    "gemm_rs_persistent": lambda: import_module("tilescale.ops.gemm_rs").program(
         2, concurrent_stores(product(2048)), at_once()
     ),
     "gemm_ar": lambda: import_module("tilescale.ops.gemm_ar").program(2, product(512), 0),

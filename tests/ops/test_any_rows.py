@@ -29,7 +29,8 @@ CHUNKS = [(2, CHUNK + 1), (3, CHUNK + 131)]
 SCALED = [(2, 65), (3, 131), CHUNKS[0]]
 """Those of float8, whose tiles are the ones of bfloat16, with scales."""
 
-FORMS = ("program", "in_turns")
+FORMS = (0, 3)
+"""Blocks of a persistent grid; 0 for one block for each tile."""
 
 N, K = 136, 24
 
@@ -89,10 +90,10 @@ def unwritten(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.full(shape, torch.nan).to(dtype)
 
 
-@pytest.mark.parametrize(("dtype", "form", "size", "rows"), cases(FORMS, FORMS[:1]))
-def test_gathered_rows_of_any_number_are_multiplied(size: int, rows: int, dtype: str, form: str):
+@pytest.mark.parametrize(("dtype", "blocks", "size", "rows"), cases(FORMS, FORMS[:1]))
+def test_gathered_rows_of_any_number_are_multiplied(size: int, rows: int, dtype: str, blocks: int):
     of, made = GemmSpec(N, K, dtype, TILES, True, False), import_module("tilescale.ops.ag_gemm_programs")
-    program = made.program(size, of, True) if form == "program" else made.in_turns(size, of, 3, True)
+    program = made.program(size, of, True, blocks=blocks)
     a, b, scales = operands(size, rows, dtype)
     one, per_device = a[0].view(-1)[:1], []
     for r in range(size):
@@ -108,10 +109,10 @@ def test_gathered_rows_of_any_number_are_multiplied(size: int, rows: int, dtype:
             close(c[owner], multiplied(a[owner], b[r], (scales[owner][0], scales[r][1])))
 
 
-@pytest.mark.parametrize(("dtype", "form", "size", "rows"), cases(FORMS, FORMS))
-def test_sums_of_any_number_of_rows_are_scattered(size: int, rows: int, dtype: str, form: str):
+@pytest.mark.parametrize(("dtype", "blocks", "size", "rows"), cases(FORMS, FORMS))
+def test_sums_of_any_number_of_rows_are_scattered(size: int, rows: int, dtype: str, blocks: int):
     of, made = GemmSpec(N, K, dtype, TILES, True, True), import_module("tilescale.ops.gemm_rs")
-    program = made.program(size, of) if form == "program" else made.in_turns(size, of, 3)
+    program = made.program(size, of, blocks)
     a, b, scales = operands(size, size * rows, dtype)
     bias, shape, per_device = torch.randn(N).bfloat16(), (size, rows, N), []
     for r in range(size):
@@ -125,7 +126,7 @@ def test_sums_of_any_number_of_rows_are_scattered(size: int, rows: int, dtype: s
         close(c, want.view(shape)[r])
 
 
-@pytest.mark.parametrize(("dtype", "blocks", "size", "rows"), cases((0, 3), (0, 3)))
+@pytest.mark.parametrize(("dtype", "blocks", "size", "rows"), cases(FORMS, FORMS))
 def test_sums_of_any_number_of_rows_are_made_everywhere(size: int, rows: int, dtype: str, blocks: int):
     of = GemmSpec(N, K, dtype, TILES, True, False)
     a, b, scales = operands(size, rows, dtype)

@@ -87,21 +87,15 @@ def loaded(stages: int) -> str:
             [queued("parts, inbox"), ROLES.format("", ""), loaded(4)],
         ),
         (
-            lambda: import_module("tilescale.ops.gemm_rs").in_turns(
-                2, GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 8
-            ),
+            lambda: program("gemm_rs", 2, GemmSpec(512, 512, "bfloat16", PERSISTENT, True, False), 8),
             [queued("parts, inbox"), STORING, loaded(3), "compute -> store: out; 1 stage"],
         ),
         (
-            lambda: import_module("tilescale.ops.gemm_rs").in_turns(
-                2, GemmSpec(512, 512, "float8_e4m3fn", replace(LARGE, stages=3), True, False), 8
-            ),
+            lambda: program("gemm_rs", 2, GemmSpec(512, 512, "float8_e4m3fn", PERSISTENT, True, False), 8),
             [queued("parts, inbox"), STORING, loaded(3), "compute -> store: out; 1 stage"],
         ),
         (
-            lambda: import_module("tilescale.ops.ag_gemm").in_turns(
-                2, GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 4, True
-            ),
+            lambda: program("ag_gemm", 2, GemmSpec(512, 512, "bfloat16", PERSISTENT, True, False), True, 1, 4),
             [queued("A, G"), KEPT, loaded(3), "compute -> next iteration: out; 1 stage"]
             + [f"persistent {WAITING[0]}", f"{loaded(3)}, 1 T.wait by load", split_grid.NOTE],
         ),
@@ -131,11 +125,11 @@ def test_queues_send_and_producers_load(made: Any, said: list[str]):
 
 
 def sequential(size: int, of: GemmSpec) -> Any:
-    """All-gather, then GEMM: the program that `in_turns` of ag_gemm.py overlaps by hand."""
+    """All-gather, then GEMM: the program that `program` of ag_gemm.py overlaps by hand."""
     rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
 
     @T.prim_func
-    def all_gather_matmul_in_turns(
+    def all_gather_matmul(
         A: T.Tensor((1, rows, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((size, rows, N), "bfloat16")
     ):
         grid = tiles.columns(N), T.ceildiv(rows, tiles.m), size
@@ -154,14 +148,14 @@ def sequential(size: int, of: GemmSpec) -> Any:
                 T.copy(c, out)
                 T.copy(out, C[shard, m, n])
 
-    return all_gather_matmul_in_turns
+    return all_gather_matmul
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_a_schedule_of_the_sequential_program_is_the_form_by_hand(size: int):
     """The same text, but for names and the places of flags: the form by hand has a constant number of these."""
     of = GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), False, False)
-    hand = import_module("tilescale.ops.ag_gemm").in_turns(size, of, 4, True)
+    hand = program("ag_gemm", size, of, True, 1, 4)
     move = Move("all_gather", ("A", "G"), chunk=CHUNK, local="source", group=LARGE.group, blocks=4)
     compiled, _ = overlap(sequential(size, of), H200, Schedule([move]))
     assert notes(compiled) == notes(hand)
@@ -170,16 +164,14 @@ def test_a_schedule_of_the_sequential_program_is_the_form_by_hand(size: int):
 
 def _kernels(func: Any) -> list[str]:
     """Lines of the kernels without those that name flags."""
-    lines = re.sub(r"\b(come|arrived|G_here)\b", "flags", source(func)).partition("__launch_bounds__")[2].splitlines()
+    lines = re.sub(r"\b(arrived|G_here)\b", "flags", source(func)).partition("__launch_bounds__")[2].splitlines()
     return [line for line in lines if not re.search(r"flags\[|int64_t invariant", line)]
 
 
-@pytest.mark.parametrize("form", ["program", pytest.param("in_turns", marks=pytest.mark.nightly)])
-def test_what_peers_have_sent_is_loaded_without_conditions(form: str):
+@pytest.mark.parametrize("blocks", [0, pytest.param(8, marks=pytest.mark.nightly)])
+def test_what_peers_have_sent_is_loaded_without_conditions(blocks: int):
     """Loads with a condition wait for one another: 8192 x 8192 x 3584 on two H100 took 5 % longer."""
-    of = GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), True, False)
-    made = import_module("tilescale.ops.gemm_rs")
-    text = source(made.program(2, of) if form == "program" else made.in_turns(2, of, 8))
+    text = source(program("gemm_rs", 2, GemmSpec(512, 512, "bfloat16", PERSISTENT, True, False), blocks))
     whole, last = re.findall(r"^.*\(inbox \+.*$", text, re.MULTILINE)
     assert all("uint4" in load and "condval" not in load for load in (whole, last))
     assert "rows) - (int64_t)1" in last and "rows) - (int64_t)1" not in whole, "offsets of rows are constants"
@@ -292,9 +284,9 @@ FEW_TOKENS = 2, 8, 2, 512, 512, "bfloat16", "int64", False, 132
 PERSISTENT = replace(LARGE, stages=3)
 OPERATORS = {
     "ag_gemm": made("ag_gemm", "program", 2, of(512, 512, LARGE, True, True), True),
-    "ag_gemm in turns": made("ag_gemm", "in_turns", 2, of(512, 512, PERSISTENT, True, False), 4, True),
+    "ag_gemm in turns": made("ag_gemm", "program", 2, of(512, 512, PERSISTENT, True, False), True, 1, 4),
     "gemm_rs": made("gemm_rs", "program", 2, of(512, 512, LARGE, False, True)),
-    "gemm_rs in turns": made("gemm_rs", "in_turns", 2, of(512, 512, PERSISTENT, True, False), 8),
+    "gemm_rs in turns": made("gemm_rs", "program", 2, of(512, 512, PERSISTENT, True, False), 8),
     "ag_columns_gemm": made("ag_columns_gemm", "program", 2, of(512, 512, LARGE, True, True)),
     "gemm_ag": made("gemm_ag", "program", 2, of(512, 512, LARGE, True, True)),
     "gemm_rs with block scales": made("gemm_rs", "program", 2, BLOCKS),

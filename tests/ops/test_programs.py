@@ -136,19 +136,19 @@ def test_a_gathered_product_in_turns(size: int, chunks: int, blocks: int, gated:
         + [one.view(1, 1), one.view(1, 1), one, unwritten(size, rows, n)]
         for r, (_, lying) in enumerate(both)
     ]
-    tilescale.emulate(module("ag_gemm").in_turns(size, of, blocks, True), per_device)
+    tilescale.emulate(module("ag_gemm").program(size, of, True, blocks=blocks), per_device)
     for (b, _), (*_, c) in zip(both, per_device, strict=True):
         parts = (a.float() @ torch.cat(b, 1).float() + bias.float()).chunk(2 if gated else 1, 1)
         want = torch.nn.functional.silu(parts[0])
         close(c.view(-1, n), want * parts[1] if gated else want)
 
 
-@pytest.mark.parametrize("in_turns", [False, True])
-def test_further_products_take_what_has_been_gathered(in_turns: bool):
-    size, rows, n, k = 2, CHUNK if in_turns else 40, 64, 64
+@pytest.mark.parametrize("blocks", [0, 5])
+def test_further_products_take_what_has_been_gathered(blocks: int):
+    size, rows, n, k = 2, CHUNK if blocks else 40, 64, 64
     a, (b, lying) = random(size * rows, k), operands(size, n, k, False, torch.bfloat16)
     of, made = GemmSpec(n, k, "bfloat16", SMALL, False, False), module("ag_gemm")
-    program = made.in_turns(size, of, 5, False) if in_turns else made.program(size, of, False)
+    program = made.program(size, of, False, blocks=blocks)
     gathered, one = a.view(size, rows, k), a.view(-1)[:1]
     nobodys = [one, one.view(1, 1), one.view(1, 1), one]  # no bias, no scales
     per_device = [
@@ -197,15 +197,14 @@ def test_a_product_gates_another(
         close(c.view(-1, n), ending(gate) * up)
 
 
-@pytest.mark.parametrize("form", ["program", "in_turns"])
-def test_sums_of_scaled_products(form: str):
+@pytest.mark.parametrize("blocks", [0, 5])
+def test_sums_of_scaled_products(blocks: int):
     size, n, k, dtype = 2, 80, 48, torch.float8_e4m3fn
-    rows = {"program": CHUNK + 70, "in_turns": CHUNK}[form]
+    rows = CHUNK if blocks else CHUNK + 70
     a, (b, lying) = [random(size * rows, k, dtype=dtype) for _ in range(size)], operands(size, n, k, True, dtype)
     scales = [(torch.rand(size, rows), torch.rand(n)) for _ in range(size)]
     bias, of = random(n), GemmSpec(n, k, "float8_e4m3fn", GemmTiling(128, 128, 1.0, stages=3), True, True)
-    made, shape = module("gemm_rs"), (size, rows, n)
-    program = made.in_turns(size, of, 5) if form == "in_turns" else made.program(size, of)
+    program, shape = module("gemm_rs").program(size, of, blocks), (size, rows, n)
     per_device = [
         [a[r].view(size, rows, k), lying[r], bias, *scales[r], *(unwritten(*s) for s in (shape, shape, (rows, n)))]
         for r in range(size)
@@ -347,7 +346,7 @@ def test_blocks_take_tiles_in_turns(blocks: int):
     a, bias = [random(size * rows, k, dtype=torch.half) for _ in range(size)], random(n, dtype=torch.half)
     b, lying = operands(size, n, k, True, torch.half)
     tiles = GemmTiling(128, 128, 1.0, stages=3, group=2)
-    program = module("gemm_rs").in_turns(size, GemmSpec(n, k, "float16", tiles, True, True), blocks)
+    program = module("gemm_rs").program(size, GemmSpec(n, k, "float16", tiles, True, True), blocks)
     shape = (size, rows, n)
     per_device = [
         [a[r].view(size, rows, k), lying[r], bias, bias[:1].view(1, 1), bias[:1]]

@@ -16,7 +16,7 @@ import torch
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import strategy, whole_tensors
-from tilescale.ops.ag_gemm_programs import in_turns, program
+from tilescale.ops.ag_gemm_programs import program
 from tilescale.ops.arguments import (
     BLOCK,
     as_autocast,
@@ -349,7 +349,7 @@ def _kernel(
     tiles = tiling(rows, team.size, N, transposed, 1 + gated)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
     if takes_turns(rows, TURNS) and not of.scaled:
-        return in_turns, team, concurrent_stores(of), at_once(), gathers
+        return program, team, concurrent_stores(of), gathers, 1, at_once()
     return program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1
 
 

@@ -21,14 +21,18 @@ from tilescale.ops.products import (
 )
 
 
-def program(size: int, of: GemmSpec, gathers: bool, slices: int = 1) -> Any:
+def program(size: int, of: GemmSpec, gathers: bool, slices: int = 1, blocks: int = 0) -> Any:
     """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there.
 
-    `slices`: number of slices of columns in which the rows of a shard of one chunk are sent.
+    Args:
+        slices: number of slices of columns in which the rows of a shard of one chunk are sent.
+        blocks: number of persistent blocks for local rows, each of which loads the next tile while it stores one, and
+            of as many for the rows of other ranks; 0: one block for each tile.
     """
     rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
     products, shapes = 2 if of.gated else 1, of.scales(1, size)
-    kind = "float32" if of.scaled else of.dtype
+    kind, a_shard = "float32" if of.scaled else of.dtype, tiles.count(rows, N)
+    grid = (blocks, min(size, 2)) if blocks else (a_shard, size)
 
     @T.prim_func
     def all_gather_matmul(
@@ -42,66 +46,30 @@ def program(size: int, of: GemmSpec, gathers: bool, slices: int = 1) -> Any:
         of_B: T.Tensor(shapes[2], kind),
         C: T.Tensor((size, rows, N), of.result),
     ):
-        with T.Kernel(device=size, block=(tiles.count(rows, N), size), threads=tiles.threads) as (tile, step):
+        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, part):
             arrived, scales = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size,))
             if gathers and size > 1:
                 with T.Scale("device") as (rank, _):
                     send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of, slices)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 on_chip = tiles_of(of)
-                m, n = tiles.at(tile, rows, N)
-                if step == 0:
-                    make_tile(on_chip, A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, None, None, of)
-                elif size > 1:
-                    # The rank before was the first to send here, the one before it the second.
-                    shard = (rank + size - step) % size
-                    come = (arrived, scales) if gathers else (None, None)
-                    parts = slices if gathers else 1
-                    make_tile(on_chip, G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, *come, of, parts)
-
-    return all_gather_matmul
-
-
-def in_turns(size: int, of: GemmSpec, blocks: int, gathers: bool) -> Any:
-    """`program` as a persistent grid: `blocks` resident blocks iterate over the tiles of local rows.
-
-    A block loads the next tile while it stores this one. As many further blocks take the rows of other ranks.
-    """
-    rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
-    products, a_shard = 2 if of.gated else 1, of.tiles.count(rows, of.N)
-
-    @T.prim_func
-    def all_gather_matmul_in_turns(
-        A: T.Tensor((1, rows, K), of.dtype),
-        G: T.Tensor((size, rows, K), of.dtype),
-        B: T.Tensor(of.b_shape, of.b_dtype),
-        Up: T.Tensor(of.b_shape, of.b_dtype),  # the matrix that is gated
-        bias: T.Tensor((products * N if of.biased else 1,), of.result),
-        of_A: T.Tensor((1, 1), of.dtype),
-        of_G: T.Tensor((1, 1), of.dtype),
-        of_B: T.Tensor((1,), of.dtype),
-        C: T.Tensor((size, rows, N), of.result),
-    ):
-        with T.Kernel(device=size, block=(blocks, min(size, 2)), threads=tiles.threads) as (block, half):
-            arrived, scales = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size,))
-            if gathers and size > 1:
-                with T.Scale("device") as (rank, _):
-                    send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of)
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                on_chip = tiles_of(of)
-                if half == 0:
-                    for turn in T.serial(turns_of(block, blocks, a_shard)):
-                        m, n = tiles.at(block + turn * blocks, rows, N)
+                if part == 0:
+                    for turn in T.serial(turns_of(tile, blocks, a_shard)) if blocks else [0]:
+                        m, n = tiles.at(tile + turn * blocks, rows, N)
                         make_tile(on_chip, A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, None, None, of)
                 elif size > 1:
-                    for turn in T.serial(turns_of(block, blocks, (size - 1) * a_shard)):
-                        before, m, n = tiles.of_shards(block + turn * blocks, size - 1, rows, N)
+                    for turn in T.serial(turns_of(tile, blocks, (size - 1) * a_shard)) if blocks else [0]:
+                        if blocks:
+                            before, m, n = tiles.of_shards(tile + turn * blocks, size - 1, rows, N)
+                        else:
+                            before, m, n = part - 1, *tiles.at(tile, rows, N)
                         # The rank before was the first to send here, the one before it the second.
                         shard = (rank + size - 1 - before) % size
-                        come = arrived if gathers else None
-                        make_tile(on_chip, G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, come, None, of)
+                        come = (arrived, scales) if gathers else (None, None)
+                        parts = slices if gathers else 1
+                        make_tile(on_chip, G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, *come, of, parts)
 
-    return all_gather_matmul_in_turns
+    return all_gather_matmul
 
 
 @T.macro

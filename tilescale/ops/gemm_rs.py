@@ -176,7 +176,7 @@ def _kernel(
     tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
     if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
-        return in_turns, team, concurrent_stores(of), at_once()
+        return program, team, concurrent_stores(of), at_once()
     return program, team, of
 
 
@@ -205,77 +205,49 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, saves="a b")
 
 
-def in_turns(size: int, of: GemmSpec, blocks: int) -> Any:
-    """`program` as a persistent grid: as many blocks as run at once iterate over the tiles.
+def program(size: int, of: GemmSpec, blocks: int = 0) -> Any:
+    """Remote rows go into `parts`, which the queue sends; local rows, added to the parts in `inbox`, into the result.
 
-    A block loads the next tile while it stores this one.
+    `blocks`: number of persistent blocks, each of which loads the next tile while it stores one; 0: one block for each
+    tile.
     """
     N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
-    count = size * tiles.count(rows, N)
-    kind, scales = ("float32", ((size, rows), (N,))) if of.scaled else (dtype, ((1, 1), (1,)))
-
-    @T.prim_func
-    def matmul_reduce_scatter_in_turns(
-        A: T.Tensor((size, rows, K), dtype),
-        B: T.Tensor(of.b_shape, of.b_dtype),
-        bias: T.Tensor((N if of.biased else 1,), of.result),
-        of_A: T.Tensor(scales[0], kind),
-        of_B: T.Tensor(scales[1], kind),
-        parts: T.Tensor((size, rows, N), of.result),  # by owner
-        inbox: T.Tensor((size, rows, N), of.result),  # by source
-        C: T.Tensor((rows, N), of.result),
-    ):
-        with T.Kernel(device=size, block=blocks, threads=tiles.threads) as block:
-            done, arrived = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
-            if size > 1:
-                with T.Scale("device") as (rank, _):
-                    send_parts(parts, inbox, done, arrived, rank, size, rows, of)
-            with T.Scale("block"):
-                a, b, c, out = on_chip_tiles(of)
-                row_scales, column_scales = (T.alloc((high,), "float32", level="l0") for high in (tiles.m, tiles.n))
-                with T.Scale("device") as (rank, _):
-                    for turn in T.serial(turns_of(block, blocks, count)):
-                        shard, m, n = tiles.of_shards(block + turn * blocks, size, rows, N)
-                        owner = (rank + 1 + shard) % size  # this rank's rows last
-                        T.clear(c)
-                        if of.scaled:  # they come while the tile is multiplied
-                            load_scales(row_scales, column_scales, of_A, owner, m, of_B, n, rows, N)
-                        multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)
-                        if of.scaled:
-                            scale(c, row_scales, column_scales)
-                        put_rows(c, out, parts, inbox, done, arrived, bias, C, owner, rank, m, n, size, rows, of)
-
-    return matmul_reduce_scatter_in_turns
-
-
-def program(size: int, of: GemmSpec) -> Any:
-    """Remote rows go into `parts`, which the queue sends; local rows, added to the parts in `inbox`, into the
-    result."""
-    N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
-    kind, scales = "float32" if of.scaled else dtype, of.scales(size)
+    count, kind, scales = tiles.count(rows, N), "float32" if of.scaled else dtype, of.scales(size)
+    grid = (blocks, 1) if blocks else (count, size)
 
     @T.prim_func
     def matmul_reduce_scatter(
         A: T.Tensor((size, rows, K), dtype),
         B: T.Tensor(of.b_shape, of.b_dtype),
         bias: T.Tensor((N if of.biased else 1,), of.result),
-        of_A: T.Tensor(scales[0], kind),
+        of_A: T.Tensor((size, rows) if blocks and of.scaled else scales[0], kind),
         of_B: T.Tensor(scales[1], kind),
         parts: T.Tensor((size, rows, N), of.result),  # by owner
         inbox: T.Tensor((size, rows, N), of.result),  # by source
         C: T.Tensor((rows, N), of.result),
     ):
-        with T.Kernel(device=size, block=(tiles.count(rows, N), size), threads=tiles.threads) as (tile, turn):
+        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, part):
             done, arrived = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
             if size > 1:
                 with T.Scale("device") as (rank, _):
                     send_parts(parts, inbox, done, arrived, rank, size, rows, of)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 a, b, c, out = on_chip_tiles(of)
-                owner = (rank + 1 + turn) % size  # this rank's rows last
-                m, n = tiles.at(tile, rows, N)
-                multiply_scaled(A, owner, m, of_A, B, n, of_B, (a, b, c, *scale_tiles(of)), rows, of)
-                put_rows(c, out, parts, inbox, done, arrived, bias, C, owner, rank, m, n, size, rows, of)
+                row_scales, column_scales = (T.alloc((high,), "float32", level="l0") for high in (tiles.m, tiles.n))
+                for turn in T.serial(turns_of(tile, blocks, size * count)) if blocks else [0]:
+                    if blocks:
+                        shard, m, n = tiles.of_shards(tile + turn * blocks, size, rows, N)
+                    else:
+                        shard, m, n = part, *tiles.at(tile, rows, N)
+                    owner = (rank + 1 + shard) % size  # this rank's rows last
+                    if blocks and of.scaled:  # the scales come while the tile is multiplied
+                        T.clear(c)
+                        load_scales(row_scales, column_scales, of_A, owner, m, of_B, n, rows, N)
+                        multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)
+                        scale(c, row_scales, column_scales)
+                    else:
+                        multiply_scaled(A, owner, m, of_A, B, n, of_B, (a, b, c, *scale_tiles(of)), rows, of)
+                    put_rows(c, out, parts, inbox, done, arrived, bias, C, owner, rank, m, n, size, rows, of)
 
     return matmul_reduce_scatter
 
