@@ -315,7 +315,7 @@ def relaunched(
     def leave(node: Any) -> Any:
         if not isinstance(node, tirx.For) or node.loop_var not in extents:
             return None
-        extent = tirx.IntImm("int32", extents[node.loop_var])
+        extent = extents[node.loop_var]
         return tirx.For(node.loop_var, node.min, extent, node.kind, node.body, node.thread_binding, node.annotations)
 
     return func.with_body(rewrite(func.body, enter=enter, leave=leave if extents else None))

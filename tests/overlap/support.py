@@ -33,6 +33,8 @@ def overlapped(
     carrier: str | None = None,
     ordered: bool = True,
     local: str | None = None,
+    group: int | None = None,
+    blocks: int | None = None,
     kept: Sequence[str] = (),
 ) -> tuple[Any, Schedule]:
     """A program with every possible collective overlapped, whether or not it pays.
@@ -51,6 +53,8 @@ def overlapped(
             carrier=carrier if site.name in REDUCTIONS else None,
             ordered=ordered,
             local=local,
+            group=group,
+            blocks=blocks,
         )
         for site in found
     ]

@@ -317,7 +317,7 @@ def test_tiles_in_groups_and_in_turns_are_all_made(group: int | None, blocks: in
 def test_a_grid_of_another_form_has_no_groups():
     moves = Schedule([Move("all_gather", ("X", "gathered"), local="source", group=2)])
     _, schedule = overlap(PROGRAMS["gather"], H200, moves)
-    assert "local rows are copied: the axes of the grid are not columns, tiles and parts" in str(schedule)
+    assert "local rows are copied: the axes of the grid are not columns, tiles, parts" in str(schedule)
 
 
 @pytest.mark.parametrize("fields", [{"local": "copy"}, {"group": 8}, {"local": "source", "blocks": 0}])

@@ -38,23 +38,17 @@ from tilescale.ops.products import (
     tiling,
 )
 from tilescale.ops.whole_tensors import is_split
-from tilescale.passes.overlap.estimate import RowTransport, reduced
+from tilescale.passes.overlap.estimate import RowTransport, reduced, tiles_summed
 from tilescale.passes.overlap.tile_cost import TileWork, bandwidth_of, places_of, rate_of
 
 KEPT = 4096
 """Decisions that are kept, those used last."""
-
-TILE_ALGORITHMS = ("one_shot", "two_shot")
-"""Algorithms of tiles that are summed."""
 
 GATING, ACTIVATING = 2.5, 2.0
 """Further reads or writes of the result by PyTorch's kernels of a gated activation, and of another one."""
 
 SCALE_BYTES, PARTIAL_BYTES = 4, 4
 """Size of a row's scale, which is gathered as well, and of an element of a split of K."""
-
-PASSED = 3
-"""Number of memory accesses for each byte of a tile that is summed: the sent part, the received part, the sum."""
 
 
 class TorchGemms(NamedTuple):
@@ -202,24 +196,12 @@ def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
 
 
 def _through_tiles(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
-    """Seconds until tiles are made and summed. The sums of a wave are exchanged concurrently with the GEMM of the next
-    one, which may take less time than the link; those of the last wave are exposed.
-    """
+    """Seconds until the tiles of all rows are made and summed."""
     rows, N = job.rows * ranks, sum(job.columns)
     tiles, _ = summed_tiling(rows, N, ranks)
-    work = _work(machine, job, tiles, rows)
-    a_wave = min(work.tiles, work.at_once) * tiles.m * tiles.n * RESULT_BYTES
-    last, both = (_summed(machine, ranks, waves * a_wave) for waves in (1, 2))
-    product = replace(work, tile=max(work.tile, both - last)).seconds
-    return machine.tensor_level.launch + product + last + PASSED * rows * N * RESULT_BYTES / bandwidth_of(machine)
-
-
-def _summed(machine: Machine, ranks: int, nbytes: int) -> float:
-    """Seconds of the fastest all-reduce of tiles; infinite where there is none."""
-    units = tuple(range(ranks))
-    wanted = CollectiveQuery("allreduce", TENSORS, machine.tensor_level.name, units, (), nbytes, "bfloat16")
-    able = everything(machine, wanted).names
-    return min((seconds(machine, wanted, name) for name in TILE_ALGORITHMS if name in able), default=math.inf)
+    level, nbytes = machine.tensor_level.name, rows * N * RESULT_BYTES
+    wanted = CollectiveQuery("allreduce", TENSORS, level, tuple(range(ranks)), (), nbytes, "bfloat16")
+    return tiles_summed(machine, wanted, _work(machine, job, tiles, rows), tiles.m * tiles.n * RESULT_BYTES)
 
 
 def _through_chunks(work: TileWork, travel: RowTransport, chunk: int, first: float) -> float:

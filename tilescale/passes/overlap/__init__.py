@@ -16,6 +16,7 @@
     prefetch.py             all_gather in a layer loop -> grid: one layer ahead
     columns.py              all_gather along columns -> grid
     scatter.py              grid -> reduce_scatter, grid -> allreduce
+    tile_collective.py      grid -> allreduce: tile by tile, in the grid
     exchange.py             grid -> all_to_all -> grid
     shift.py                grid, and copies to a peer: loops that go round a ring
     rotation.py             loops that begin with such copies

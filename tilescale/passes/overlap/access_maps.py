@@ -44,6 +44,8 @@ class TensorUse:
         named: tensors whose elements say which rows these are.
         looks_up: whether tiles look at these elements themselves; else the rows are all that these may say.
         high: how many rows there are, all of one index of the other dimensions that are counted; None: not known.
+        box: the elements of a program, in terms of its indices; None: there are several such boxes, or it happens in a
+            loop or a branch.
         tiles: the axes of the grid that number the parts and tiles; None: there are none.
     """
 
@@ -59,6 +61,7 @@ class TensorUse:
     named: tuple[str, ...] = ()
     looks_up: bool = False
     high: int | None = None
+    box: SliceBox | None = None
     tiles: PartTiles | None = None
 
     @property
@@ -240,13 +243,15 @@ class _Descent:
         boxes = self._boxes(stmts)
         heights = {self.rows.high(box) for box in boxes}
         alone = len(boxes) == 1 and not self.loops and not self.branches
+        box = list(map(self._written_out, boxes[0])) if alone else None
         return TensorUse(
             *(self.phase, self.launch, self.rows, stmts, begin, end, tuple(self.loops), tuple(self.branches)),
             ranges=self._ranges(),
             named=self._named(stmts),
             looks_up=self.looks_up,
             high=heights.pop() if len(heights) == 1 else None,
-            tiles=PartTiles.of(self.rows, list(map(self._written_out, boxes[0])), self.launch) if alone else None,
+            box=box,
+            tiles=None if box is None else PartTiles.of(self.rows, box, self.launch),
         )
 
     def _inside(self, stmts: tuple[ir.Stmt, ...]) -> tuple[ir.Stmt, ...] | None:

@@ -66,7 +66,7 @@ def add_where_made(
     own = [arrivals.added(rank, row, column, whole(tile, "r"), part, total)]
     target = arrivals.to(rank, row, column, shape)
     sums = total
-    if _is_free(tile, store, use, uses) and tile.dtype == ir.region_parts(target)[0].dtype:
+    if is_free(tile, store, use, uses) and tile.dtype == ir.region_parts(target)[0].dtype:
         own.append(copy(whole(total, "r"), whole(tile, "w")))
         sums = tile
     own += [copy(whole(sums, "r"), target), *after(EpilogueTile(sums, row, column, rank, rank))]
@@ -108,7 +108,7 @@ def _check(use: TensorUse, arrivals: ArrivalReduce, tile: ir.Buffer, uses: Acces
         raise Declined("a tile and what is added to it do not fit into registers", location(use.stmts[0]))
 
 
-def _is_free(tile: ir.Buffer, store: ir.Stmt, use: TensorUse, uses: AccessMaps) -> bool:
+def is_free(tile: ir.Buffer, store: ir.Stmt, use: TensorUse, uses: AccessMaps) -> bool:
     """Whether a tile in shared memory is used no more once it is stored."""
     order = list(ir.statements(use.phase.stmt))
     at = next(i for i, stmt in enumerate(order) if stmt.same_as(store))

@@ -27,7 +27,7 @@ from tilescale.collectives.select import (
 )
 from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
-from tilescale.hda import Mechanism, Network
+from tilescale.hda import Machine, Mechanism, Network
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.legality import CollectiveSite
@@ -50,6 +50,12 @@ and a program that its user wrote in order is not made slower.
 On two H200 a GEMM of 2048 x 8192 x 3584 and an all-reduce take 1.02 of the time in order, where 0.99 is estimated; with
 8192 rows 0.98 for 0.91; 4096 rows and a reduce-scatter 0.92 for 0.93.
 """
+
+TILE_ALGORITHMS = ("one_shot", "two_shot")
+"""Algorithms of tiles that are all-reduced."""
+
+PASSED = 3
+"""Memory accesses for each byte of a tile that is all-reduced: the sent part, the received part, the sum."""
 
 SUMMING = 0.5
 """Share of the rate of a unit's memory at which a grid adds up: its loads wait for flags, and for one another."""
@@ -200,6 +206,25 @@ def reduced(
     return max(own[-1], sent)
 
 
+def tiles_summed(machine: Machine, whole: CollectiveQuery, work: TileWork, tile: int) -> float:
+    """Seconds until the tiles of a grid are made and all-reduced. The sums of a wave are exchanged concurrently with
+    the arithmetic of the next one, which may take less time than the link; those of the last wave are exposed.
+
+    Args:
+        whole: the all-reduce of all tiles.
+        tile: bytes of a tile.
+    """
+
+    def exchanged(waves: int) -> float:
+        wanted = replace(whole, nbytes=waves * min(work.tiles, work.at_once) * tile)
+        able = everything(machine, wanted).names
+        return min((seconds(machine, wanted, name) for name in TILE_ALGORITHMS if name in able), default=math.inf)
+
+    a_wave = exchanged(1)
+    arithmetic = replace(work, tile=max(work.tile, exchanged(2) - a_wave)).seconds
+    return machine.tensor_level.launch + arithmetic + a_wave + PASSED * (whole.nbytes or 0) / bandwidth_of(machine)
+
+
 def _completed(travel: RowTransport, chunk: int, work: TileWork, together: int) -> np.ndarray:
     """When each chunk of each part is made: with the last tiles of its group of chunks."""
     first = np.arange(-(-travel.height // chunk)) // together * together
@@ -297,12 +322,17 @@ def align(move: Move, uses: Sequence[TensorUse]) -> int:
     return move.chunk
 
 
+def wanted_of(site: CollectiveSite, uses: AccessMaps) -> CollectiveQuery:
+    """The collective of a site, for which algorithms are chosen."""
+    made, sizes = site.made, dict(uses.sizes)
+    units, numbered = members(sizes, made.level), numbering(uses.machine, sizes)
+    dtype = str(ir.region_parts(made.source)[0].dtype)
+    return CollectiveQuery(made.name, TENSORS, made.level, units, numbered, region_bytes(made.whole[0]), dtype)
+
+
 def in_order(site: CollectiveSite, uses: AccessMaps, grid: float) -> float:
     """Seconds of the collective, by the algorithm that is chosen where the machine has all, and then the grid."""
-    machine, sizes, made = uses.machine, dict(uses.sizes), site.made
-    units, numbered = members(sizes, made.level), numbering(machine, sizes)
-    dtype = str(ir.region_parts(made.source)[0].dtype)
-    wanted = CollectiveQuery(made.name, TENSORS, made.level, units, numbered, region_bytes(made.whole[0]), dtype)
+    machine, wanted = uses.machine, wanted_of(site, uses)
     able = everything(machine, wanted)
     known = [pair for name in able.names for pair in measured_times(machine, wanted, [name])]
     several = len(known) > 1  # one alone may be far from the fastest

@@ -9,7 +9,6 @@ whose part is not the last axis of the grid.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tilelang_core import ir, tl
@@ -17,11 +16,10 @@ from tilelang_core import rewrite as tir
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.legality import CollectiveSite
-from tilescale.passes.overlap.raster import Raster
+from tilescale.passes.overlap.raster import Raster, check_free, inside
 from tilescale.passes.overlap.rewriter import LaunchRewriter, rank_of
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.tile_order import ArrivalOrder, check_order, sets_order
-from tilescale.program.effects import phases
+from tilescale.passes.overlap.tile_order import ArrivalOrder, last_axis
 from tilescale.program.model import GridPhase, location
 
 
@@ -37,12 +35,8 @@ def check_source(site: CollectiveSite, readers: tuple[TensorUse, ...], uses: Acc
     first, *others = readers
     if others:
         raise Declined("several grids read it", location(site.stmt))
-    if sets_order(first.phase):
-        raise Declined("the program sets the order of its blocks itself", first.launch.where)
-    check_order(first.phase, first.launch, uses.machine)
-    grids = [phase for phase, launch in phases(uses.program.body) if launch is first.launch]
-    if move.blocks is not None and sum(isinstance(phase, GridPhase) for phase in grids) > 1:
-        raise Declined("the launch has several grids", first.launch.where)
+    check_free(first, uses, move)
+    last_axis(first)
     return Raster.of(first, move)
 
 
@@ -53,29 +47,16 @@ def split_by_source(use: TensorUse, site: CollectiveSite, rewriter: LaunchRewrit
         rewriter: changes of the others.
     """
     parts, whole = use.rows.parts, ir.region_parts(site.made.target)[0]
-    rank, rank_is = rank_of(site.made.level)
+    part, (rank, rank_is) = raster.axes[-1], rank_of(site.made.level)
     rewriter.grid = raster.grid(parts)
 
     def branch(stmt: ir.Stmt) -> ir.Stmt:
-        local = raster.arm(tir.renamed(_from_source(stmt, whole, site.made.source)), 0, 1, lambda number: rank)
-        arrived = lambda number: ArrivalOrder().part(number, rank, parts)  # noqa: E731
-        others = raster.arm(rewriter.statement(stmt), 1, parts - 1, arrived)
-        return tir.sequence([rank_is, ir.IfThenElse(ir.EQ(raster.axes[-1], ir.IntImm("int32", 0)), local, others)])
+        local = raster.arm(tir.renamed(_from_source(stmt, whole, site.made.source)), lambda number: {part: rank})
+        arrived = lambda number: {part: ArrivalOrder().part(number, rank, parts)}  # noqa: E731
+        others = raster.arm(rewriter.statement(stmt), arrived, 1, parts - 1)
+        return tir.sequence([rank_is, ir.IfThenElse(ir.EQ(part, ir.IntImm("int32", 0)), local, others)])
 
-    return GridPhase(_inside(use.phase.stmt, set(raster.axes), branch))
-
-
-def _inside(stmt: ir.Stmt, axes: set[ir.Var], make: Callable[[ir.Stmt], ir.Stmt]) -> ir.Stmt:
-    """A phase with what `make` makes of its statements, inside its scales and behind values that are the same for all
-    programs."""
-    if isinstance(stmt, ir.AttrStmt):
-        return tir.at(ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, _inside(stmt.body, axes, make)), stmt)
-    stmts = ir.in_order(stmt)
-    same = [isinstance(s, ir.Bind) and not axes & ir.variables(s.value) for s in stmts]
-    first = (*same, False).index(False)
-    rest = stmts[first:]
-    nested = len(rest) == 1 and isinstance(rest[0], ir.AttrStmt)
-    return tir.sequence([*stmts[:first], _inside(rest[0], axes, make) if nested else make(tir.sequence(rest))])
+    return GridPhase(inside(use.phase.stmt, set(raster.axes), branch))
 
 
 def _from_source(stmt: ir.Stmt, whole: ir.Buffer, source: ir.Call) -> ir.Stmt:

@@ -49,9 +49,23 @@ class PartTiles:
         part_extent = grid.pop(ir.simplify(part, {}), None)
         if step is None or ir.constant(end - part) != 1 or ir.constant(part_extent) != rows.parts:
             return None
-        along = (rows.height + step - 1) // step
-        for tile, extent in grid.items():
-            if ir.constant(first - tile * step) == 0 and ir.constant(extent - along) == 0:
-                others = [n for var, n in grid.items() if not var.same_as(tile)]
-                return PartTiles(ir.simplify(part, {}), tile, step, math.prod(others))
+        tile = axis_of_tiles((first, last), rows.height, grid)
+        if tile is None:
+            return None
+        others = [n for var, n in grid.items() if not var.same_as(tile)]
+        return PartTiles(ir.simplify(part, {}), tile, step, math.prod(others))
+
+
+def axis_of_tiles(pair: tuple[Any, Any], extent: Any, grid: dict[ir.Var, Any]) -> ir.Var | None:
+    """The axis of a grid that numbers the tiles of a dimension; None if there is none.
+
+    Args:
+        pair: where a program's tile begins and ends.
+        extent: of the dimension.
+    """
+    first, step = pair[0], ir.constant(pair[1] - pair[0])
+    if step is None:
         return None
+    along = (extent + step - 1) // step
+    starts = [var for var, n in grid.items() if ir.constant(first - var * step) == 0 and ir.constant(n - along) == 0]
+    return starts[0] if starts else None

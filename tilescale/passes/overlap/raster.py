@@ -4,7 +4,7 @@
 Why: the operands of tiles that run at once should fit into the cache, so rows of tiles are taken in groups, column
 after column; and a persistent program loads its next tile while it stores this one. Before: a program has the tile of
 its indices. After: it has the tile of that number in the order of groups, or each `blocks`-th one from its own number
-on. Declines grids that are not those of columns, tiles and parts, in this order.
+on. Declines grids that are not those of columns, tiles and maybe parts, in this order.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import TensorUse
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.rewriter import bound
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.tile_order import last_axis
-from tilescale.program.model import location
+from tilescale.passes.overlap.tile_order import check_order, sets_order
+from tilescale.program.effects import phases
+from tilescale.program.model import GridPhase, location
 
-Owner = Callable[[Any], Any]
-"""The rank that has a part, from the number of the part in the order of programs."""
+Owner = Callable[[Any], dict[ir.Var, Any]]
+"""The part whose tiles are made, as a value for its axis, from the number of the part in the order of programs."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Raster:
     """The programs of a grid, and their tiles.
 
     Attributes:
-        axes: indices of a program: of its column, its tile and its part.
+        axes: indices of a program: of its column, its tile, and its part if there are parts.
         columns, rows: tiles of a part, along both axes; the columns are constant where there are groups or blocks.
         group: rows of tiles in a group; None: a program has the tile of its indices.
         blocks: programs of a persistent grid, None for one that is not.
@@ -46,37 +47,38 @@ class Raster:
     @staticmethod
     def of(use: TensorUse, move: Move) -> Raster:
         """The programs that `move` asks for. Raises Declined if the grid has another form."""
-        last_axis(use)
         launch, tiles = use.launch, use.tiles
         if move.group is None and move.blocks is None:
             return Raster(launch.programs, 1, launch.grid[0], None, None)
-        assert tiles is not None
         columns = ir.constant(launch.grid[0])
-        if len(launch.programs) != 3 or not tiles.tile.same_as(launch.programs[1]) or columns is None:
-            raise Declined("the axes of the grid are not columns, tiles and parts", location(use.stmts[0]))
+        axes = ("columns", "tiles") if tiles is None else ("columns", "tiles", "parts")
+        is_second = tiles is None or tiles.tile.same_as(launch.programs[1])
+        if len(launch.programs) != len(axes) or not is_second or columns is None:
+            raise Declined(f"the axes of the grid are not {', '.join(axes)}", location(use.stmts[0]))
         return Raster(launch.programs, columns, launch.grid[1], move.group, move.blocks)
 
-    def grid(self, parts: int) -> dict[ir.Var, Any]:
+    def grid(self, parts: int = 1) -> dict[ir.Var, Any]:
         """The new extents of axes, where they change."""
-        if self.blocks is None:
-            return {}
-        return dict(zip(self.axes, (self.blocks, 1, min(parts, 2)), strict=True))
-
-    def arm(self, stmt: ir.Stmt, first: int, parts: int, owner: Owner) -> ir.Stmt:
-        """A statement of a tile, for the tiles of some parts from number `first` on, which some programs have."""
-        column, row, part = self.axes[0], self.axes[-2], self.axes[-1]
         if self.group is None and self.blocks is None:
-            return _with(stmt, {part: owner(part if first else 0)})
+            return {}
+        column, row, *_ = self.axes
         if self.blocks is None:
-            at = self._at(column + row * self.columns)
-            return _with(stmt, {**at, part: owner(part if first else 0)})
+            return {column: ir.int_node(self.columns * self.rows), row: ir.int_node(1)}
+        return {column: ir.int_node(self.blocks), row: ir.int_node(1), self.axes[-1]: ir.int_node(min(parts, 2))}
+
+    def arm(self, stmt: ir.Stmt, owner: Owner, first: int = 0, parts: int = 1) -> ir.Stmt:
+        """A statement of a tile, for the tiles of some parts from number `first` on, which some programs have."""
+        column, part = self.axes[0], self.axes[-1]
+        if self.blocks is None:
+            at = {} if self.group is None else self._at(column)
+            return _with(stmt, {**at, **owner(part if first else 0)})
         turn, a_part = ir.Var("turn", "int32"), self.rows * self.columns
         number: Any = column + turn * self.blocks
         shard: Any = 0
         for begun in range(1, parts):
             shard = shard + ir.Cast("int32", number >= begun * a_part)
         inside = number if parts == 1 else ir.Max(ir.int_node(0), number - shard * a_part)
-        body = _with(stmt, {**self._at(inside), part: owner(first + shard)})
+        body = _with(stmt, {**self._at(inside), **owner(first + shard)})
         turns = -((column - parts * a_part) // self.blocks)
         return ir.For(turn, ir.int_node(0), turns, ir.ForKind.SERIAL, body)
 
@@ -87,6 +89,17 @@ class Raster:
             return {column: number % self.columns, row: number // self.columns}
         found_row, found_column = grouped(number, self.group, self.rows, self.columns)
         return {column: found_column, row: found_row}
+
+
+def check_free(use: TensorUse, uses: AccessMaps, move: Move) -> None:
+    """Raise Declined if programs of a grid cannot have other tiles than those of their numbers, as `move` asks."""
+    if sets_order(use.phase):
+        raise Declined("the program sets the order of its blocks itself", use.launch.where)
+    check_order(use.phase, use.launch, uses.machine)
+    grids = [phase for phase, launch in phases(uses.program.body) if launch is use.launch]
+    changes_grid = move.group is not None or move.blocks is not None
+    if changes_grid and sum(isinstance(phase, GridPhase) for phase in grids) > 1:
+        raise Declined("the launch has several grids", use.launch.where)
 
 
 def grouped(number: Any, group: int, rows: Any, columns: int) -> tuple[Any, Any]:
@@ -102,6 +115,19 @@ def grouped(number: Any, group: int, rows: Any, columns: int) -> tuple[Any, Any]
     quotient = ir.Cast("int32", (ir.Cast("float32", inside) + 0.5) / ir.Cast("float32", high))
     column = ir.Max(ir.int_node(0), ir.Min(quotient, ir.int_node(columns - 1)))
     return begun * group + ir.Max(ir.int_node(0), inside - column * high), column
+
+
+def inside(stmt: ir.Stmt, axes: set[ir.Var], make: Callable[[ir.Stmt], ir.Stmt]) -> ir.Stmt:
+    """A phase with what `make` makes of its statements, inside its scales and behind values that are the same for all
+    programs."""
+    if isinstance(stmt, ir.AttrStmt):
+        return tir.at(ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, inside(stmt.body, axes, make)), stmt)
+    stmts = ir.in_order(stmt)
+    same = [isinstance(s, ir.Bind) and not axes & ir.variables(s.value) for s in stmts]
+    first = (*same, False).index(False)
+    rest = stmts[first:]
+    nested = len(rest) == 1 and isinstance(rest[0], ir.AttrStmt)
+    return tir.sequence([*stmts[:first], inside(rest[0], axes, make) if nested else make(tir.sequence(rest))])
 
 
 def _with(stmt: ir.Stmt, values: dict[ir.Var, Any]) -> ir.Stmt:

@@ -31,7 +31,8 @@ from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten
 from tilescale.passes.overlap.partition import Partition, check_whole, same_extents
 from tilescale.passes.overlap.producers_consumers import Count, counted, maker_of
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located
-from tilescale.passes.overlap.schedule import ANY, GRID, QUEUE, TILES, WIRES, Move
+from tilescale.passes.overlap.schedule import ANY, COLLECTIVE, GRID, QUEUE, TILES, WIRES, Move
+from tilescale.passes.overlap.tile_collective import reduce_tiles
 from tilescale.passes.overlap.tile_cost import TileWork
 from tilescale.passes.overlap.tile_order import DepartureOrder, stairs, tiles_in, with_tiles
 from tilescale.program.asynchronous import PartLayout
@@ -79,6 +80,8 @@ def overlap_reduction(
         raise Declined("it combines tiles by a function", location(site.stmt))
     if made.name == "allreduce" and not made.is_in_place:
         raise Declined("its result is another tensor", location(site.stmt))
+    if move.carrier == COLLECTIVE:
+        return reduce_tiles(site, mine, graph, uses, move)
     everywhere = made.name == "allreduce"
     rows = _rows(site, uses, everywhere)
     move.axis = rows.axis

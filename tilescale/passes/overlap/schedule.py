@@ -13,9 +13,11 @@ from tilescale.errors import Location, UsageError
 from tilescale.hda.units import format_time
 from tilescale.program.preformatted import preformatted
 
-QUEUE, TILES, GRID = "queue", "tiles", "grid"
-"""Carriers of rows: the copy queue of a device, or the tiles that produce them. Reducers: the tiles, or a grid after
-them."""
+QUEUE, TILES, COLLECTIVE, GRID = "queue", "tiles", "collective", "grid"
+"""Carriers of rows: the copy queue of a device, the tiles that produce them, or a collective of each such tile.
+Reducers: the tiles, or a grid after them."""
+
+CARRIERS = (QUEUE, TILES, COLLECTIVE)
 
 SOURCE = "source"
 """Tiles read local rows of a gather from its source."""
@@ -36,7 +38,8 @@ class Move:
         tensors: names of the source and the target.
         overlapped: whether it runs concurrently with the grid that produces or reads its data.
         chunk: rows that are sent together, columns where the `axis` is 1; None leaves the choice to the cost model.
-        carrier: the carrier of the rows of a reduction, "queue" or "tiles"; None leaves the choice to the cost model.
+        carrier: the carrier of the rows of a reduction, "queue" or "tiles"; None leaves the choice between these to the
+            cost model. Or "collective": programs all-reduce each tile before they store it.
         adds: the reducer of local rows and the received parts: "tiles" where possible (also the meaning of None), or
             "grid", a separate grid.
         wire: the type to which the parts of a reduction are rounded for sending, one of `WIRES`; "any" if the cost
@@ -44,8 +47,8 @@ class Move:
         ordered: whether the tiles of the grid are put into the order in which rows are sent.
         local: "source" to let tiles of an all-gather read local rows from its source, where only they read its result;
             None copies them.
-        group, blocks: where local rows are read from the source, the rows of tiles that are rasterized together, and
-            the programs of a persistent grid; None leaves the grid as it is.
+        group, blocks: where local rows are read from the source, or tiles are all-reduced, the rows of tiles that are
+            rasterized together, and the programs of a persistent grid; None leaves the grid as it is.
         where: the user's line.
         why: the reason, in words.
         in_order_s, overlapped_s: seconds that it is estimated to take with its grids, in order and overlapped.
@@ -75,11 +78,14 @@ class Move:
             raise UsageError(f"Move(chunk={self.chunk!r}): a chunk is a positive number of rows", hint="leave it out")
         for name in ("group", "blocks"):
             value = getattr(self, name)
-            if value is not None and (self.local is None or not isinstance(value, int) or value < 1):
-                hint = f"leave {name} out, or set local={SOURCE!r} too"
-                raise UsageError(f"Move({name}={value!r}): a positive number, where local is {SOURCE!r}", hint=hint)
-        if self.carrier not in (None, QUEUE, TILES):
-            raise UsageError(f"Move(carrier={self.carrier!r}): it is {QUEUE!r} or {TILES!r}", hint="leave it out")
+            rasterizes = self.local is not None or self.carrier == COLLECTIVE
+            if value is not None and (not rasterizes or not isinstance(value, int) or value < 1):
+                where = f"where local is {SOURCE!r} or carrier {COLLECTIVE!r}"
+                raise UsageError(f"Move({name}={value!r}): a positive number, {where}", hint=f"leave {name} out")
+        if self.carrier not in (None, *CARRIERS):
+            raise UsageError(
+                f"Move(carrier={self.carrier!r}): it is one of {', '.join(CARRIERS)}", hint="leave it out"
+            )
         if self.adds not in (None, TILES, GRID):
             raise UsageError(f"Move(adds={self.adds!r}): it is {TILES!r} or {GRID!r}", hint="leave it out")
 
