@@ -11,7 +11,11 @@ import tilescale.language as T
 from tests.overlap.support import H200, check_same, overlapped
 from tests.overlap.test_symbolic import arguments, reduction
 from tilelang_core import ir
+from tilelang_core import rewrite as tir
 from tilescale.errors import UsageError
+from tilescale.hda.current import use_machine
+from tilescale.ops.gemm_ar import sequential
+from tilescale.ops.products import GemmSpec, GemmTiling
 from tilescale.passes.overlap.schedule import COLLECTIVE, Move, Schedule
 from tilescale.program.ops import ALLREDUCE
 
@@ -130,6 +134,18 @@ def test_a_tile_of_another_type_is_rounded_after_the_sum():
 
     (move,) = overlapped(f, carrier=COLLECTIVE)[1].moves
     assert "not one of bfloat16" in move.why
+
+
+def test_a_persistent_gemm_takes_about_the_estimated_time():
+    """On two devices the sums of all tiles but the last ones are hidden."""
+    with use_machine(H200):
+        func = sequential(2, GemmSpec(2048, 2048, "bfloat16", GemmTiling(128, 128, 1.0), True, False))
+    (rows,) = {var for _, buffer in ir.parameters(func) for n in buffer.shape for var in ir.variables(n)}
+    changed, schedule = overlapped(tir.with_values(func, {rows: 1024}), carrier=COLLECTIVE, group=8, blocks=132)
+    (move,) = schedule.moves
+    simulated = tilescale.emulate(changed, data=False, machine=H200).time_us
+    assert move.overlapped_s is not None and move.in_order_s is not None and move.overlapped_s < move.in_order_s
+    assert move.overlapped_s * 1e6 == pytest.approx(simulated, rel=0.15)
 
 
 @pytest.mark.parametrize("fields", [{"carrier": "block"}, {"group": 8}, {"carrier": "tiles", "blocks": 2}])

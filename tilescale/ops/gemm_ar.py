@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Product and all-reduce: the sum of a @ b over the ranks, on every rank.
 
-A block sums the tile that it has multiplied with those of its peers, while it multiplies the next one, or others do.
-The smallest products are multiplied first: see strategy.py; between nodes chunk by chunk: see unfused.py.
+The program is sequential. Its schedule lets a block sum the tile that it has multiplied with those of its peers, while
+it multiplies the next one, or others do. The smallest products are multiplied first: see strategy.py; between nodes
+chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -28,10 +29,9 @@ from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles,
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, gradients_of_times, of_any_size, spelled
 from tilescale.ops.group import collective, group_name, size_of
-from tilescale.ops.kernels import Choice, ChosenKernels
+from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
 from tilescale.ops.layout import delivered, dtype_of, room_for
 from tilescale.ops.operator import operator
-from tilescale.ops.persistent import turns_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import (
     ROWS,
@@ -43,6 +43,7 @@ from tilescale.ops.products import (
 )
 from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import Scales, summed_product
+from tilescale.passes.overlap.schedule import COLLECTIVE, Move
 from tilescale.runtime.ahead import is_dry
 
 
@@ -186,11 +187,15 @@ _operator.register_autograd(_backward, saves="a b")
 
 
 def program(size: int, of: GemmSpec, blocks: int) -> Any:
-    """The tiles of the sum, each by one block on every rank: `blocks` persistent blocks, or with 0 one block for each
-    tile."""
+    """`sequential`, whose tiles are summed before they are stored, by `blocks` persistent blocks; 0: by one block each.
+    """
+    move = Move("allreduce", ("C", "C"), carrier=COLLECTIVE, group=of.tiles.group, blocks=blocks or None)
+    return scheduled(sequential(size, of), move)
+
+
+def sequential(size: int, of: GemmSpec) -> Any:
+    """The GEMM, then the sum over the ranks."""
     N, K, tiles, rows = of.N, of.K, of.tiles, T.dynamic("rows")
-    count = tiles.count(rows, N)
-    grid = blocks if blocks else count
     kind, scales = "float32" if of.scaled else of.dtype, of.scales(1)
 
     @T.prim_func
@@ -202,17 +207,16 @@ def program(size: int, of: GemmSpec, blocks: int) -> Any:
         of_B: T.Tensor(scales[1], kind),
         C: T.Tensor((rows, N), of.result),
     ):
-        with T.Kernel(device=size, block=grid, threads=tiles.threads) as block:
+        with T.Kernel(device=size, block=tiles.grid(rows, N), threads=tiles.threads) as (column, row):
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 a, b, c, out = on_chip_tiles(of)
-                on_chip = a, b, c, *scale_tiles(of)
-                for turn in T.serial(turns_of(block, blocks, count) if blocks else 1):
-                    m, n = tiles.at(block + turn * blocks, rows, N)
-                    multiply_scaled(A, 0, m, of_A, B, n, of_B, on_chip, rows, of)
-                    if of.biased:
-                        add_bias(c, bias, n, N, once=rank == 0)
-                    T.copy(c, out)
-                    T.allreduce(out)
-                    T.copy(out, C[m, n])
+                m, n = row * tiles.m, column * tiles.n
+                multiply_scaled(A, 0, m, of_A, B, n, of_B, (a, b, c, *scale_tiles(of)), rows, of)
+                if of.biased:
+                    add_bias(c, bias, n, N, once=rank == 0)
+                T.copy(c, out)
+                T.copy(out, C[m, n])
+            with T.Scale("device"):
+                T.allreduce(C)
 
     return matmul_all_reduce

@@ -11,6 +11,8 @@ from tilescale.backends import device_services
 from tilescale.comm import Team
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
+from tilescale.passes.overlap.rewrite import overlap
+from tilescale.passes.overlap.schedule import Move, Schedule
 from tilescale.runtime import ahead
 from tilescale.runtime.compile import compile as compile_program
 from tilescale.runtime.kernel import Kernel
@@ -47,6 +49,13 @@ def kernel(build: Callable[..., Any], team: Team, *given: Any) -> Kernel:
 @cache
 def _kept(build: Callable[..., Any], team: Team, machine: Machine, given: tuple[Any, ...]) -> Kernel:
     return compile_program(build(team.size, *given), machine=machine, team=team, schedule="sequential")
+
+
+def scheduled(func: Any, *moves: Move) -> Any:
+    """A sequential program with each of its collectives overlapped as a move says."""
+    made, schedule = overlap(func, current_machine(), Schedule([*moves]))
+    assert all(move.overlapped for move in schedule.moves), str(schedule)
+    return made
 
 
 def kernels(*choices: Choice) -> list[Kernel]:

@@ -87,6 +87,10 @@ class GemmTiling:
         """Tiles of a shard of `rows` rows."""
         return T.ceildiv(rows, self.m) * self.columns(N)
 
+    def grid(self, rows: Any, N: int) -> tuple[int, Any]:
+        """Tiles of a result along its columns, and along its rows."""
+        return self.columns(N), T.ceildiv(rows, self.m)
+
     def at(self, number: Any, rows: Any, N: int) -> tuple[Any, Any]:
         """First row and column of a tile of a shard of `rows` rows."""
         row, column = grouped(number, self.group, T.ceildiv(rows, self.m), self.columns(N))
