@@ -59,7 +59,7 @@ def test_a_product_and_a_sum(biased: bool, team: Any):
     a, b = torch.randn(K, RANKS * ROWS).t(), torch.randn(K, N)
     bias = torch.randn(N) if biased else None
     want = RANKS * (a @ b + (0 if bias is None else bias))
-    torch.testing.assert_close(unfused.scattered_product(a, b, bias, None, team), want[:ROWS])
+    torch.testing.assert_close(unfused.summed_product(a, b, bias, None, team, scatters=True), want[:ROWS])
     torch.testing.assert_close(unfused.summed_product(a, b, bias, None, team), want)
 
 

@@ -2,7 +2,8 @@
 """Finished operators for PyTorch, each a program of the language behind a `torch.library` operator.
 
 ag_gemm.py gemm_rs.py gemm_ar.py    GEMMs with overlapped communication; ag_gemm_programs.py: the first one's
-block_gemm.py                       their block scales, and the GEMM of one rank
+gemm_operators.py                   what operators with a GEMM share
+block_gemm.py                       block scales of all three, and the GEMM of one rank
 ag_columns_gemm.py gemm_ag.py       the same along columns
 all_gather.py reduce_scatter.py all_reduce.py broadcast.py all_to_all.py    collectives
 gather.py scatter.py                to and from one rank

@@ -14,10 +14,10 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import strategy
-from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product, dense, operand, unread
+from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product
+from tilescale.ops.gemm_operators import kernel_arguments
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import Choice, ChosenKernels
-from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, GemmSpec, add_bias, on_chip_tiles, tiling
@@ -64,26 +64,21 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     """The product of the gathered columns."""
     team, (M, K), N = team_of(group), a.shape, b.shape[1]
     job = strategy.CollectiveGemm("all_gather", M, (N,), K, a.dtype)
-    if K % DEPTH or N % MULTIPLE:
+    is_whole = not K % DEPTH and not N % MULTIPLE
+    if is_whole and is_dry():
+        prepare(job, (), _kernel, team, *kernel_arguments(a, b, bias, None, 1)[0])
+    if not is_whole or not M or not strategy.overlaps(job, team):
         return product(operator_of("all_gather")(a, 1, group), b, bias, None)
-    if is_dry():
-        how = N, K, dtype_of(a), operand(b)[1], bias is not None
-        prepare(job, (), _kernel, team, *how)
-    if not M or not strategy.overlaps(job, team):
-        return product(operator_of("all_gather")(a, 1, group), b, bias, None)
-    right, transposed = operand(b)
-    space, result = workspace_of(team), a.new_empty(M, N)
-    (gathered,) = space.symmetric(a.dtype, (team.size, M, K))
+    (gathered,), result = workspace_of(team).symmetric(a.dtype, (team.size, M, K)), a.new_empty(M, N)
     gathered[team.rank].copy_(a)
-    added = unread(a.dtype, a.device)[0] if bias is None else dense(bias)
-    call = _kernel(team, M, N, K, dtype_of(a), transposed, bias is not None)
-    call(dense(a), gathered, right, added, result)
+    how, (left, right, added, *_) = kernel_arguments(a, b, bias, None, 1)
+    _kernel(team, M, *how)(left.view(M, K), gathered, right, added, result)
     return result
 
 
 @ChosenKernels
-def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Choice:
-    return program, team, GemmSpec(N, K, dtype, tiling(rows, 1, N, transposed), transposed, biased)
+def _kernel(team: Team, rows: int, N: int, K: int, dtypes: Any, transposed: bool, biased: bool, *_: bool) -> Choice:
+    return program, team, GemmSpec(N, K, dtypes[0], tiling(rows, 1, N, transposed), transposed, biased)
 
 
 @_operator.register_fake

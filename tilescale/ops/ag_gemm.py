@@ -41,16 +41,7 @@ from tilescale.ops.layout import delivered, dtype_of, room_for
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import (
-    ROWS,
-    TURNS,
-    GemmSpec,
-    at_once,
-    concurrent_stores,
-    slices,
-    takes_turns,
-    tiling,
-)
+from tilescale.ops.products import ROWS, TURNS, GemmSpec, at_once, concurrent_stores, slices, takes_turns, tiling
 from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import Scales, gathered_products
 from tilescale.ops.workspace import workspace_of
@@ -355,18 +346,16 @@ def _kernel(
 
 @_operator.register_fake
 def _(a: torch.Tensor, weights: list[torch.Tensor], bias: Any, keeps: bool, *others: Any) -> list[torch.Tensor]:
-    *_, group, _, gated, _ = others
-    return _fake_results(a, weights, keeps, group, gated)
+    return _fake_results(a, weights, keeps, *others[:3])
 
 
 @_scaled.register_fake
 def _(a: torch.Tensor, weights: list[torch.Tensor], bias: Any, keeps: bool, *others: Any) -> list[torch.Tensor]:
-    *_, group, _, gated = others
-    return _fake_results(a, weights, keeps, group, gated)
+    return _fake_results(a, weights, keeps, *others[2:])
 
 
 def _fake_results(
-    a: torch.Tensor, weights: list[torch.Tensor], keeps: bool, group: str, gated: bool
+    a: torch.Tensor, weights: list[torch.Tensor], keeps: bool, group: str, activation: str, gated: bool
 ) -> list[torch.Tensor]:
     rows, own = a.shape[0] * size_of(group), weights[: 1 if gated else None]
     made = [a.new_empty(rows, weight.shape[1], dtype=result_type(a)) for weight in own]

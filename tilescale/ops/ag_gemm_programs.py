@@ -9,16 +9,7 @@ from typing import Any
 import tilescale.language as T
 from tilescale.ops.block_gemm import multiply_blocks, scale_tiles
 from tilescale.ops.persistent import turns_of
-from tilescale.ops.products import (
-    CHUNKS,
-    GemmSpec,
-    activate,
-    add_bias,
-    gate,
-    multiply,
-    multiply_by_two,
-    rescale,
-)
+from tilescale.ops.products import CHUNKS, GemmSpec, activate, add_bias, gate, multiply, multiply_by_two, rescale
 
 
 def program(size: int, of: GemmSpec, gathers: bool, slices: int = 1, blocks: int = 0) -> Any:

@@ -14,23 +14,13 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import strategy
-from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product, dense, operand, unread
+from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product
+from tilescale.ops.gemm_operators import kernel_arguments
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import Choice, ChosenKernels
-from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import (
-    CHUNK,
-    CHUNKS,
-    ROWS,
-    GemmSpec,
-    add_bias,
-    in_parts,
-    multiply,
-    on_chip_tiles,
-    tiling,
-)
+from tilescale.ops.products import CHUNK, CHUNKS, ROWS, GemmSpec, add_bias, in_parts, multiply, on_chip_tiles, tiling
 from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import product
 from tilescale.ops.workspace import workspace_of
@@ -71,26 +61,22 @@ def matmul_all_gather(
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     team, (M, K), N = team_of(group), a.shape, b.shape[1]
     job = strategy.CollectiveGemm("reduce_scatter", M, (N,), K, a.dtype)  # each rank receives as much, and adds nothing
-    if K % MULTIPLE or N % MULTIPLE:
+    is_whole = not K % MULTIPLE and not N % MULTIPLE
+    if is_whole and is_dry():
+        prepare(job, (), _kernel, team, *kernel_arguments(a, b, bias, None, 1)[0])
+    if not is_whole or not M or not strategy.overlaps(job, team):
         return operator_of("all_gather")(product(a, b, bias, None), 1, group)
-    if is_dry():
-        how = N, K, dtype_of(a), operand(b)[1], bias is not None
-        prepare(job, (), _kernel, team, *how)
-    if not M or not strategy.overlaps(job, team):
-        return operator_of("all_gather")(product(a, b, bias, None), 1, group)
-    right, transposed = operand(b)
     (gathered,) = workspace_of(team).symmetric(a.dtype, (team.size, M, N))
-    added = unread(a.dtype, a.device)[0] if bias is None else dense(bias)
-    call = _kernel(team, M, N, K, dtype_of(a), transposed, bias is not None)
+    how, (left, right, added, *_) = kernel_arguments(a, b, bias, None, 1)
     result = a.new_empty(M, team.size * N)
-    call(dense(a).view(1, M, K), right, added, gathered, result)
+    _kernel(team, M, *how)(left, right, added, gathered, result)
     return result
 
 
 @ChosenKernels
-def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Choice:
+def _kernel(team: Team, rows: int, N: int, K: int, dtypes: Any, transposed: bool, biased: bool, *_: bool) -> Choice:
     tiles = in_parts(tiling(rows, 1, N, transposed), rows)
-    return program, team, GemmSpec(N, K, dtype, tiles, transposed, biased)
+    return program, team, GemmSpec(N, K, dtypes[0], tiles, transposed, biased)
 
 
 @_operator.register_fake

@@ -14,33 +14,16 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import strategy
-from tilescale.ops.arguments import (
-    as_autocast,
-    check_out,
-    check_product,
-    dense,
-    has_blocks,
-    operand,
-    result_type,
-    scales_of,
-    unread,
-)
-from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles, scales_of_columns, scales_of_shards
+from tilescale.ops.arguments import as_autocast, check_out, check_product, result_type, scales_of
+from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, gradients_of_times, of_any_size, spelled
+from tilescale.ops.gemm_operators import kernel_arguments, summing_operators
 from tilescale.ops.group import collective, group_name, size_of
 from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
-from tilescale.ops.layout import delivered, dtype_of, room_for
-from tilescale.ops.operator import operator
+from tilescale.ops.layout import delivered, room_for
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import (
-    ROWS,
-    GemmSpec,
-    add_bias,
-    at_once,
-    on_chip_tiles,
-    summed_tiling,
-)
+from tilescale.ops.products import ROWS, GemmSpec, add_bias, at_once, on_chip_tiles, summed_tiling
 from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import Scales, summed_product
 from tilescale.passes.overlap.schedule import COLLECTIVE, Move
@@ -102,19 +85,6 @@ def matmul_all_reduce(
     return made if out is None else out.copy_(made)
 
 
-@operator("matmul_all_reduce")
-def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
-    return of_any_size(_summed, a, b, bias, None, group, float8)
-
-
-@operator("matmul_all_reduce_scaled")
-def _scaled(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
-) -> torch.Tensor:
-    """The sum of the GEMMs of float8 matrices; a scale for each row of a and each column of b."""
-    return of_any_size(_summed, a, b, bias, (of_a, of_b), group)
-
-
 def _summed(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -123,35 +93,21 @@ def _summed(
     team: Team,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    if not len(a):
-        return a.new_empty(0, b.shape[1], dtype=result_type(a))
-    N, K = b.shape[1], a.shape[1]
-    job = strategy.CollectiveGemm("allreduce", -(-len(a) // team.size), (N,), K, a.dtype)
+    rows, N, made = len(a), b.shape[1], result_type(a)
+    if not rows:
+        return a.new_empty(0, N, dtype=made)
+    job = strategy.CollectiveGemm("allreduce", -(-rows // team.size), (N,), a.shape[1], a.dtype)
     if is_dry():
-        how = N, K, (dtype_of(a), dtype_of(b)), operand(b)[1], bias is not None, has_blocks(scales)
-        prepare(job, (result_type(a),), _kernel, team, *how, parts=team.size)
+        how, _ = kernel_arguments(a, b, bias, scales, 1)
+        prepare(job, (made,), _kernel, team, *how, parts=team.size)
     if not strategy.overlaps(job, team):
         return summed_product(a, b, bias, scales, team)
-    return _overlapped(a, b, bias, scales, team, out)
-
-
-def _overlapped(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: Scales,
-    team: Team,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
-    (M, K), N, made = a.shape, b.shape[1], result_type(a)
-    (right, transposed), (of_b, of_a) = operand(b), unread(a.dtype, a.device)
-    if scales is not None:
-        of_a, of_b = scales_of_shards(scales[0], 1), scales_of_columns(scales[1])
-    result = room_for(out, (M, N), a, made)
-    added = unread(made, a.device)[0] if bias is None else dense(bias)
-    call = _kernel(team, M, N, K, (dtype_of(a), dtype_of(b)), transposed, bias is not None, has_blocks(scales))
-    call(dense(a).view(1, M, K), right, added, of_a, of_b, result)
+    result, (how, given) = room_for(out, (rows, N), a, made), kernel_arguments(a, b, bias, scales, 1)
+    _kernel(team, rows, *how)(*given, result)
     return result
+
+
+_operator, _scaled = summing_operators("matmul_all_reduce", _summed, lambda a, group: a.shape[0])
 
 
 @ChosenKernels
@@ -164,18 +120,6 @@ def _kernel(
         grid = at_once() if -(-rows // tiles.m) * tiles.columns(N) > at_once() else 0
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1], blocks=blocks)
     return program, team, of, grid
-
-
-@_operator.register_fake
-def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
-    return a.new_empty(a.shape[0], b.shape[1])
-
-
-@_scaled.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
-) -> torch.Tensor:
-    return a.new_empty(a.shape[0], b.shape[1], dtype=torch.bfloat16)
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:

@@ -15,25 +15,15 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import strategy
-from tilescale.ops.arguments import (
-    as_autocast,
-    check_divides,
-    check_out,
-    check_product,
-    dense,
-    has_blocks,
-    operand,
-    result_type,
-    scales_of,
-    unread,
-)
-from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles, scales_of_columns, scales_of_shards
+from tilescale.ops.arguments import as_autocast, check_divides, check_out, check_product, result_type, scales_of
+from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, of_any_size, of_gradients, spelled
+from tilescale.ops.gemm_operators import kernel_arguments, summing_operators
 from tilescale.ops.group import collective, group_name, size_of
 from tilescale.ops.kernels import Choice, ChosenKernels
-from tilescale.ops.layout import dtype_of, room_for
-from tilescale.ops.operator import operator, operator_of
+from tilescale.ops.layout import room_for
+from tilescale.ops.operator import operator_of
 from tilescale.ops.persistent import turns_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import (
@@ -55,7 +45,7 @@ from tilescale.ops.products import (
     tiling,
 )
 from tilescale.ops.row_counts import prepare
-from tilescale.ops.unfused import Scales, scattered_product
+from tilescale.ops.unfused import Scales, summed_product
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.ahead import is_dry
 
@@ -110,19 +100,6 @@ def matmul_reduce_scatter(
     return made if out is None else out.copy_(made)
 
 
-@operator("matmul_reduce_scatter")
-def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
-    return of_any_size(_scattered, a, b, bias, None, group, float8)
-
-
-@operator("matmul_reduce_scatter_scaled")
-def _scaled(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
-) -> torch.Tensor:
-    """The sum of the GEMMs of float8 matrices, scattered; a scale for each row of a and each column of b."""
-    return of_any_size(_scattered, a, b, bias, (of_a, of_b), group)
-
-
 def _scattered(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -131,39 +108,25 @@ def _scattered(
     team: Team,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    N, K = b.shape[1], a.shape[1]
-    job = strategy.CollectiveGemm("reduce_scatter", len(a) // team.size, (N,), K, a.dtype)
+    rows, N, made = len(a) // team.size, b.shape[1], result_type(a)
+    job = strategy.CollectiveGemm("reduce_scatter", rows, (N,), a.shape[1], a.dtype)
     if is_dry():
-        how = N, K, (dtype_of(a), dtype_of(b)), operand(b)[1], bias is not None, has_blocks(scales)
-        prepare(job, (result_type(a),), _kernel, team, *how)
-    if len(a) and not strategy.overlaps(job, team):
-        return scattered_product(a, b, bias, scales, team)
-    return _overlapped(a, b, bias, scales, team, out)
-
-
-def _overlapped(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: Scales,
-    team: Team,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
-    (M, K), N = a.shape, b.shape[1]
-    rows, made = M // team.size, result_type(a)
+        how, _ = kernel_arguments(a, b, bias, scales, team.size)
+        prepare(job, (made,), _kernel, team, *how)
+    if rows and not strategy.overlaps(job, team):
+        return summed_product(a, b, bias, scales, team, scatters=True)
     result = room_for(out, (rows, N), a, made)
-    if not rows:
-        return result
-    right, transposed = operand(b)
-    space, shape = workspace_of(team), (team.size, rows, N)
-    (parts,), (inbox,) = space.own(made, shape), space.symmetric(made, shape)
-    of_b, of_a = unread(a.dtype, a.device)
-    if scales is not None:
-        of_a, of_b = scales_of_shards(scales[0], team.size), scales_of_columns(scales[1])
-    added = unread(made, a.device)[0] if bias is None else dense(bias)
-    call = _kernel(team, rows, N, K, (dtype_of(a), dtype_of(b)), transposed, bias is not None, has_blocks(scales))
-    call(dense(a).view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, result)
+    if rows:
+        space, shape = workspace_of(team), (team.size, rows, N)
+        (parts,), (inbox,) = space.own(made, shape), space.symmetric(made, shape)
+        how, given = kernel_arguments(a, b, bias, scales, team.size)
+        _kernel(team, rows, *how)(*given, parts, inbox, result)
     return result
+
+
+_operator, _scaled = summing_operators(
+    "matmul_reduce_scatter", _scattered, lambda a, group: a.shape[0] // size_of(group)
+)
 
 
 @ChosenKernels
@@ -178,18 +141,6 @@ def _kernel(
     if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
         return program, team, concurrent_stores(of), at_once()
     return program, team, of
-
-
-@_operator.register_fake
-def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
-    return a.new_empty(a.shape[0] // size_of(group), b.shape[1])
-
-
-@_scaled.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
-) -> torch.Tensor:
-    return a.new_empty(a.shape[0] // size_of(group), b.shape[1], dtype=torch.bfloat16)
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:

@@ -49,30 +49,18 @@ def gathered_products(
     return made[0] if len(made) == 1 else [_joined_rows(each, team.size) for each in zip(*made, strict=True)]
 
 
-def scattered_product(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team
-) -> torch.Tensor:
-    """This rank's rows of the sum of the GEMMs."""
-
-    def multiplied(part: slice) -> torch.Tensor:
-        pair = None if scales is None else (_chunk(scales[0], part, team.size), scales[1])
-        return product(_chunk(a, part, team.size), b, _once(bias, team), pair)
-
-    parts = chunks(a.shape[0] // team.size, b.shape[1] * result_type(a).itemsize, team)
-    return sent_after(parts, multiplied, lambda made, part: whole_tensors.scattered(made, team))
-
-
 def summed_product(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team, *, scatters: bool = False
 ) -> torch.Tensor:
-    """The sum of the products."""
+    """The sum of the GEMMs; this rank's rows of it, if it `scatters` them."""
+    summed, owners = (whole_tensors.scattered, team.size) if scatters else (whole_tensors.summed, 1)
 
     def multiplied(part: slice) -> torch.Tensor:
-        rows, pair = _chunk(a, part), None if scales is None else (_chunk(scales[0], part), scales[1])
-        return product(rows, b, _once(bias, team), pair)
+        pair = None if scales is None else (_chunk(scales[0], part, owners), scales[1])
+        return product(_chunk(a, part, owners), b, _once(bias, team), pair)
 
-    parts = chunks(len(a), b.shape[1] * result_type(a).itemsize, team)
-    return sent_after(parts, multiplied, lambda made, part: whole_tensors.summed(made, team))
+    parts = chunks(len(a) // owners, b.shape[1] * result_type(a).itemsize, team)
+    return sent_after(parts, multiplied, lambda made, part: summed(made, team))
 
 
 def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales) -> torch.Tensor:
