@@ -98,22 +98,56 @@ def result_of_one(N, flags, tx):
         T.signal(flags[0], dst=1)
 
 
-def test_the_body_of_nested_loops_is_followed_once_or_twice_a_level(monkeypatch: pytest.MonkeyPatch):
-    @T.prim_func
-    def nested(N: T.Tensor((8,), "int32")):
-        with T.Kernel(1, threads=128):
-            total = T.alloc((1,), "int32", level="l0")
-            for a in T.serial(2):
-                for b in T.serial(2):
-                    for c in T.serial(2):
-                        for d in T.serial(2):
-                            total[0] += N[a + b + c + d]
-
-    turns = []
+def turns_of(program: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    turns: list[Any] = []
     follow = Uniformity._turn
     monkeypatch.setattr(Uniformity, "_turn", lambda *given: (turns.append(given), follow(*given)))
-    analyse(nested, MACHINE)
-    assert len(turns) == 4 + 3 + 2 + 1 + 4, "of 4 trials, each with those inside, and of 4 checks"
+    analyse(program, MACHINE)
+    return len(turns)
+
+
+@T.macro
+def nested_loops(N, flags, tx):
+    total = T.alloc((1,), "int32", level="l0")
+    for a in T.serial(2):
+        for b in T.serial(2):
+            for c in T.serial(2):
+                for d in T.serial(2):
+                    total[0] += N[a + b + c + d]
+    T.signal(flags[0], dst=1)
+
+
+@T.macro
+def sums_in_nested_loops(N, flags, tx):
+    total = T.alloc((1,), "int32", level="l0")
+    for a in T.serial(2):
+        for b in T.serial(2):
+            for c in T.serial(2):
+                total[0] = 0
+                for d in T.serial(2):
+                    total[0] += N[a + b + c + d + tx]
+    T.signal(flags[0], dst=1)
+
+
+def test_the_body_of_nested_loops_is_followed_once_or_twice_a_level(monkeypatch: pytest.MonkeyPatch):
+    turns = turns_of(signalling(nested_loops), monkeypatch)
+    assert turns == 4 + 3 + 2 + 1 + 4, "of 4 trials, each with those inside, and of 4 checks"
+
+
+def test_values_of_loops_inside_are_known_in_the_next_turn(monkeypatch: pytest.MonkeyPatch):
+    """A value that comes to differ in the innermost loop takes one more trial of each loop, once."""
+    turns = turns_of(signalling(sums_in_nested_loops), monkeypatch)
+    assert turns == (5 + 4 + 3 + 2) + 3 + 2 + 1 + 4
+
+
+def test_a_phase_in_which_units_do_nothing_together_is_not_followed(monkeypatch: pytest.MonkeyPatch):
+    @T.prim_func
+    def alone(N: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=128):
+            for i in T.serial(8):
+                N[i] = i
+
+    assert turns_of(alone, monkeypatch) == 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def check_together(program: Program, machine: Machine) -> None:
         UsageError: it does, or its operands differ between them.
     """
     for phase, launch in phases(program.body):
-        if isinstance(phase, GridPhase) and launch is not None:
+        if isinstance(phase, GridPhase) and launch is not None and ir.contains(phase.stmt, _is_of_a_unit):
             Uniformity(launch, machine).look(phase.stmt)
 
 
@@ -71,6 +71,30 @@ class _BranchCondition:
     by: ir.Stmt
     expr: Any
     threads: np.ndarray | None = None
+
+
+@dataclass
+class _Loop:
+    """Facts about a loop from earlier turns of the enclosing loops; they only grow.
+
+    Attributes:
+        begin: how uniform values are at the begin of an iteration.
+        left: how uniform its breaks are.
+        inside: the loops in its body, in their order.
+        visited: number of loops in the body that were reached so far.
+    """
+
+    begin: dict[ir.Var, int] = field(default_factory=dict)
+    left: int = 0
+    inside: list[_Loop] = field(default_factory=list)
+    visited: int = 0
+
+    def following(self) -> _Loop:
+        """The following loop of the body."""
+        if self.visited == len(self.inside):
+            self.inside.append(_Loop())
+        self.visited += 1
+        return self.inside[self.visited - 1]
 
 
 class Uniformity:
@@ -97,6 +121,7 @@ class Uniformity:
         self._written: list[set[ir.Var]] = [set()]
         self._around: list[_BranchCondition] = []
         self._left: list[tuple[int, int]] = []  # for each loop: the conditions around it, how uniform breaks are
+        self._inside = _Loop()
         self._unit, self._depth = self._program.name, 0
         self._trial = self._in_parallel = False
         self.together: list[ir.Stmt] = []
@@ -174,31 +199,35 @@ class Uniformity:
     def _loop(self, stmt: ir.For | ir.While) -> None:
         own = [stmt.condition] if isinstance(stmt, ir.While) else [stmt.min, stmt.extent]
         self._note(stmt, own)
-        self._written.append(set())
-        self._left.append((len(self._around), 0))
+        known = self._inside.following()
+        self._written.append({*known.begin})
+        self._join(known.begin, 0, self._written[-1])
+        self._left.append((len(self._around), known.left))
         outer, self._trial = self._trial, True
         for _ in range(_ROUNDS):
             entry, left = dict(self._differs), self._left[-1]
-            self._turn(stmt, own)
+            self._turn(stmt, own, known)
             self._join(entry, 0, self._written[-1])
             if self._left[-1] == left and all(self._differs[var] == entry.get(var, 0) for var in self._written[-1]):
                 break
+        known.begin, known.left = {var: self._differs[var] for var in self._written[-1]}, self._left[-1][1]
         self._trial = outer
         if not outer:  # else an enclosing loop repeats the body with checks
             entry = dict(self._differs)
-            self._turn(stmt, own)
+            self._turn(stmt, own, known)
         decided = max(*map(self.differs, own), self._left.pop()[1])
         self._join(entry, decided, self._written.pop())
 
-    def _turn(self, stmt: ir.For | ir.While, own: list[Any]) -> None:
+    def _turn(self, stmt: ir.For | ir.While, own: list[Any], known: _Loop) -> None:
         if isinstance(stmt, ir.For):
             differs = self._nothing if _is_parallel(stmt) else self.differs(stmt.min)
             self._set(stmt.loop_var, differs, stmt)
         decided = [self._condition(expr, stmt) for expr in own if not isinstance(stmt, ir.For) or expr is own[1]]
         outer, self._in_parallel = self._in_parallel, self._in_parallel or _is_parallel(stmt)
+        around, self._inside, known.visited = self._inside, known, 0
         with self._under(*decided, _BranchCondition(self._left[-1][1], stmt, None)):
             self.look(stmt.body)
-        self._in_parallel = outer
+        self._in_parallel, self._inside = outer, around
 
     def _evaluate(self, stmt: ir.Evaluate) -> None:
         name = ir.op_name(stmt.value)
@@ -330,6 +359,10 @@ def is_atomic_load(node: Any) -> bool:
     if ir.op_name(node) != tl.atomic("load"):
         return False
     return ir.scope_kind(pointed(ir.loaded_element(node)).buffer) != "fragment"
+
+
+def _is_of_a_unit(node: Any) -> bool:
+    return ir.op_name(node) in TOGETHER
 
 
 def _is_single(buffer: ir.Buffer) -> bool:
