@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What stops, with a message, where there is an environment without a mark of ours. Older ones have the second mark.
 refuse_others = if [ -e $(VENV) -a ! -e $(OURS) -a ! -e $(READY) ]; then echo "$(1)" >&2; exit 1; fi
 
-.PHONY: help demo test bytecode test-nightly test-cluster test-integrations test-newest lint docs docs-serve clean
+.PHONY: help demo test test-nightly test-cluster test-integrations test-newest lint docs docs-serve clean
 
 help:
 	@echo "make demo    all-gather and GEMM, in order and overlapped: on all GPUs, and emulated as one picture"
@@ -40,13 +40,9 @@ demo: $(READY)
 
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
+# Beside the checks of the source one process loads all tests, from which the workers are forked.
 test: $(READY)
-	@$(MAKE) --no-print-directory --jobs=2 lint bytecode
-	@$(PYTEST) -m "not nightly"
-
-# All that tests import, compiled once on the core that type checks leave idle: each worker would compile it itself.
-bytecode: $(READY)
-	@$(BIN)/python -m pytest -q -n 0 --collect-only >/dev/null 2>&1 || true
+	@$(MAKE) --no-print-directory lint & lint=$$!; $(PYTEST) -m "not nightly"; tests=$$?; wait $$lint && exit $$tests
 
 test-nightly: $(READY)
 	@$(PYTEST) -m nightly

@@ -11,14 +11,12 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests import warm
 from tests.order import dealt
 from tests.shared_texts import SharedTexts
 
 for _name in [name for name in os.environ if name.startswith("TILESCALE_")]:
     del os.environ[_name]
-
-_kept = tempfile.TemporaryDirectory(prefix="tilescale-tests-")
-os.environ["TILESCALE_CACHE_DIR"] = _kept.name  # measurements and tunings end with the process
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _shared = tempfile.TemporaryDirectory(prefix="tilescale-run-")
@@ -39,6 +37,19 @@ hypothesis.settings.load_profile("tests")
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
     parser.addoption("--lower", choices=["sample", "all"], help="lower programs that tests emulate to CUDA, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measurements and tunings end with the process."""
+    kept = tempfile.TemporaryDirectory(prefix="tilescale-tests-")
+    os.environ["TILESCALE_CACHE_DIR"] = kept.name
+    config.add_cleanup(kept.cleanup)
+
+
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Workers are forked from one process that has loaded all tests."""
+    for spec in specs:
+        spec.python = warm.worker(config.args)
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Stands for a process that the server forks: client.py ADDRESS ARGUMENTS... It loads little, to start at once."""
+"""Stands for a process that the server forks: client.py ADDRESS EXECUTABLE ARGUMENTS...
+
+It loads little, to start at once.
+"""
 
 import json
 import os
@@ -14,7 +17,9 @@ def main() -> None:
     server = socket.socket(socket.AF_UNIX)
     server.connect(sys.argv[1])
     fds = [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd != server.fileno() and _is_open(fd)]
-    asked = {"arguments": sys.argv[2:], "environment": dict(os.environ), "folder": os.getcwd(), "fds": fds}
+    _, _, executable, *arguments = sys.argv
+    asked = {"executable": executable, "arguments": arguments, "environment": dict(os.environ), "fds": fds}
+    asked["folder"] = os.getcwd()
     text = json.dumps(asked).encode()
     socket.send_fds(server, [len(text).to_bytes(8, "little")], fds[:FDS_AT_ONCE])
     server.sendall(text)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Forks a process for every client: server.py FOLDER. Ends when no process has its pipe `users` open."""
+"""Forks a process for every client: server.py FOLDER [TESTS...]. Ends when no process has its pipe `users` open."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import fcntl
 import gc
+import io
 import json
 import locale
 import multiprocessing
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pytest
 import torch._inductor.compile_fx
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
@@ -36,6 +39,7 @@ import tilescale.backends.emulator
 import tilescale.cli.run
 import tilescale.language
 import tilescale.ops  # noqa: F401 - all of these are loaded for the processes
+from tilescale.settings import settings
 
 OPTIONS = {"-u", "-B"}
 """Python's own options, without effect here: streams are unbuffered by the environment, bytecode is there."""
@@ -48,7 +52,6 @@ class Server:
     """Waits for clients, for the ends of the processes that were forked for them, and for its own."""
 
     def __init__(self, folder: Path):
-        self._client = str(folder / "python")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(folder / "server"))
         self._listener.listen(64)
@@ -73,7 +76,7 @@ class Server:
         asked = json.loads(connection.recv(int.from_bytes(length, "little"), socket.MSG_WAITALL))
         pid = os.fork()
         if pid == 0:
-            become(asked, fds, self._client)
+            become(asked, fds)
         for fd in fds:
             os.close(fd)
         end = os.pidfd_open(pid)
@@ -97,7 +100,7 @@ class Server:
         self._selector.register(connection, selectors.EVENT_READ, abandoned)
 
 
-def become(asked: dict[str, Any], fds: list[int], client: str) -> None:
+def become(asked: dict[str, Any], fds: list[int]) -> None:
     """Be the process that a client asks for, up to its end."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     code = 1
@@ -106,8 +109,9 @@ def become(asked: dict[str, Any], fds: list[int], client: str) -> None:
         os.environ.clear()
         os.environ.update(asked["environment"])
         os.chdir(asked["folder"])
-        sys.executable = client
-        multiprocessing.set_executable(client)  # it has taken this process's at its import
+        settings.cache_clear()
+        sys.executable = asked["executable"]
+        multiprocessing.set_executable(sys.executable)  # it has taken this process's at its import
         sys.path[:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         _open_streams()
         random.seed()
@@ -190,5 +194,13 @@ def _run(arguments: list[str]) -> None:
     exec(code, main.__dict__)
 
 
+def load(tests: list[str]) -> None:
+    """Load the modules of tests. What fails will fail in the workers, which say so."""
+    if tests:
+        with contextlib.redirect_stdout(io.StringIO()):
+            pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *tests])
+
+
 if __name__ == "__main__":
+    load(sys.argv[2:])
     Server(Path(sys.argv[1])).serve()

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""Processes that are forked from one with torch and TileLang loaded."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests import warm
+
+
+@pytest.mark.parametrize("kind", ["rank", "worker"])
+def test_forked_processes_start_others_of_their_kind(kind: str):
+    """Ranks start forked processes too; the tests of workers start Python itself."""
+    program = warm.python() if kind == "rank" else warm.worker(())
+    shown = "import sys; print(sys.executable, 'torch' in sys.modules)"
+    done = subprocess.run([program, "-c", shown], capture_output=True, text=True, timeout=100)
+    executable = program if kind == "rank" else sys.executable
+    assert done.stdout.split() == [executable, str(program != sys.executable)], done.stderr
+
+
+def test_settings_are_those_of_the_environment():
+    shown = "from tilescale.settings import settings; print(settings().timeout_s)"
+    for seconds in "7", "9":
+        given = {"TILESCALE_TIMEOUT_S": seconds}
+        done = subprocess.run([warm.python(), "-c", shown], env=given, capture_output=True, text=True, timeout=100)
+        assert float(done.stdout) == float(seconds), done.stderr
