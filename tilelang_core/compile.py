@@ -24,21 +24,17 @@ from tvm import tirx
 from tvm.arith import Analyzer
 
 from tilelang_core import logs, zero_trip_loops
-from tilelang_core.decreasing_index import with_rising_dividends
-from tilelang_core.launches import binds_threads
-from tilelang_core.loop_extents import with_constant_extents
 from tilelang_core.loop_invariants import with_hoisted_invariants
 from tilelang_core.loop_tiles import with_tiles_in_loops
 from tilelang_core.lru import LruCache
+from tilelang_core.mends import mended, mending
 from tilelang_core.merged_remainders import with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags
 from tilelang_core.partial_layouts import with_whole_layouts
 from tilelang_core.prover import proving
-from tilelang_core.rewrite import COMPOSED, renamed
-from tilelang_core.single_trip_loops import with_kept_extents
+from tilelang_core.rewrite import COMPOSED
 from tilelang_core.source_rewrites import Rewrite, keyed, through
 from tilelang_core.stock_passes import rewriting
-from tilelang_core.uneven_copies import with_like_extents
 
 
 @dataclass(frozen=True)
@@ -101,13 +97,16 @@ def _kept(key: Hashable, make: Callable[[], GeneratedText]) -> GeneratedText:
 
 @contextlib.contextmanager
 def _lowering(func: tirx.PrimFunc) -> Iterator[None]:
-    """Within the block stock TileLang lowers a function for us. Only mends of faults change text of plain programs."""
+    """Within the block stock TileLang lowers a function for us. Only mends of faults change text of plain programs.
+
+    The function itself is the key of TileLang's cache: what is found there is not mended again.
+    """
     remainders = rewriting("FlattenBuffer", with_kept_remainders)
     invariants = rewriting("HoistBroadcastValues", with_hoisted_invariants, after=True)
     layouts = rewriting("LayoutInference", with_whole_layouts, after=True)
     tiles = rewriting("MergeSharedMemoryAllocations", with_tiles_in_loops)
     composed = invariants if _is_composed(func) else contextlib.nullcontext()
-    with logs.following(), layouts, remainders, composed, tiles, proving():
+    with logs.following(), layouts, remainders, composed, tiles, proving(), mending():
         yield
 
 
@@ -115,19 +114,9 @@ def _is_composed(func: tirx.PrimFunc) -> bool:
     return bool(func.attrs) and COMPOSED in func.attrs
 
 
-def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with workarounds for stock TileLang's faults, and with fresh thread indices.
-
-    Lowering renames these in place, to "thread_binding", in GEMMs of mma: the program would have another text after it
-    than on ranks that have not lowered it.
-    """
-    own = func.with_body(renamed(func.body, binds_threads))
-    return with_like_extents(with_kept_extents(with_rising_dividends(with_constant_extents(own))))
-
-
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> GeneratedText:
     with _lowering(func), tvm.transform.PassContext(opt_level=3, config=config), target:
-        lowered = tilelang.lower(mended(func), target=target)
+        lowered = tilelang.lower(func, target=target)
     return GeneratedText(zero_trip_loops.mended(lowered.kernel_source), _dynamic_shared(lowered.device_mod))
 
 
@@ -256,11 +245,8 @@ class KernelCompilation:
 
     @cached_property
     def _keyed(self) -> tirx.PrimFunc:
-        hoisting = (with_hoisted_invariants,) if _is_composed(self.func) else ()
-        makers = (with_kept_remainders, *hoisting, *self._last)
-        if self.check is None:
-            return keyed(mended(self.func), makers)
-        return keyed(mended(self.func), (*makers, _seen_by), self.check)
+        makers = (mended, *self._last)
+        return keyed(self.func, makers) if self.check is None else keyed(self.func, (*makers, _seen_by), self.check)
 
 
 def _is_cached(

@@ -11,8 +11,8 @@ from tilelang import tvm
 from tilelang.layout import Fragment
 
 from tilelang_core import ir, logs
-from tilelang_core.compile import mended
 from tilelang_core.lru import LruCache
+from tilelang_core.mends import mended
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import tilelang
 from tilelang import tvm
 
 from tilelang_core import ir, logs, tl
-from tilelang_core.compile import mended
 from tilelang_core.layouts import TileLayout
 from tilelang_core.lru import LruCache
+from tilelang_core.mends import mended
 from tilelang_core.rewrite import recall, rewrite
 
 CALLS = tl.RNG_RAND, tl.RNG_RAND_FLOAT

@@ -4,7 +4,7 @@
 Why: TileLang keeps compiled kernels on disk under its input: the function and the options. Rewrites and checks of the
 text are not in that key, so the output of an older rewrite would be loaded for a newer one. Before: a function. After:
 the same one with an attribute, a digest of the sources of its rewrites and checks. A rewrite whose module changes is
-another one; its callees have to be in that module.
+another one; its callees have to be in that module, or in this package.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
+from pathlib import Path
 from typing import Any
 
 from tvm import tirx
@@ -39,4 +40,10 @@ def keyed(func: tirx.PrimFunc, rewrites: Sequence[Callable], check: Any = None) 
 def _digest(makers: tuple[Callable, ...]) -> str:
     names = [f"{maker.__module__}.{maker.__qualname__}" for maker in makers]
     sources = [inspect.getsource(inspect.getmodule(maker) or maker) for maker in makers]
-    return hashlib.sha256("\0".join([*names, *sources]).encode()).hexdigest()
+    return hashlib.sha256("\0".join([*names, *sources, *_package()]).encode()).hexdigest()
+
+
+@cache
+def _package() -> list[str]:
+    """The sources of this package, any of which may change a text."""
+    return [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]

@@ -6,7 +6,7 @@ from tvm.target import Target
 
 import tilescale.language as T
 from tests.cuda.support import lowered
-from tilelang_core.compile import mended
+from tilelang_core.mends import mended
 from tilescale.backends.tilelang.lowering.arguments import HostVariable
 
 

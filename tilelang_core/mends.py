@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: MIT
+"""Workarounds for faults of stock TileLang that change a function before any of its passes.
+
+Before: a function as traced, which is the key of TileLang's cache of kernels. After: one that TileLang lowers right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+
+from tvm import tirx
+
+from tilelang_core.decreasing_index import with_rising_dividends
+from tilelang_core.launches import binds_threads
+from tilelang_core.loop_extents import with_constant_extents
+from tilelang_core.rewrite import renamed
+from tilelang_core.single_trip_loops import with_kept_extents
+from tilelang_core.uneven_copies import with_like_extents
+
+__all__ = ["mended", "mending"]
+
+
+def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with workarounds, and with fresh thread indices.
+
+    Lowering renames these in place, to "thread_binding", in GEMMs of mma: a program has the same text after it.
+    """
+    own = func.with_body(renamed(func.body, binds_threads))
+    return with_like_extents(with_kept_extents(with_rising_dividends(with_constant_extents(own))))
+
+
+@contextlib.contextmanager
+def mending() -> Iterator[None]:
+    """Within the block stock TileLang lowers functions `mended`: none that it finds in its cache."""
+    engine = importlib.import_module("tilelang.engine.lower")
+    stock = engine.lower_with_context
+    engine.lower_with_context = lambda func, *given, **options: stock(mended(func), *given, **options)
+    try:
+        yield
+    finally:
+        engine.lower_with_context = stock
