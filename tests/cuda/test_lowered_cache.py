@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Lowered programs on disk: reading returns the lowered program; another program or another world finds none."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,15 @@ from tests.cuda.support import lowered
 from tests.cuda.test_execute_calls import put
 from tests.cuda.test_execute_queue import Queue
 from tests.cuda.test_golden_text import PROGRAMS
-from tilescale.backends.cuda import lowered_cache
+from tilescale import backends
+from tilescale.backends.cuda import lowered_cache, support
 from tilescale.backends.cuda.running import execute, queued, queued_exchange
+from tilescale.comm import Team
+from tilescale.hda import Machine
 from tilescale.ops import ag_gemm_programs, whole_tensors
 from tilescale.ops.products import GemmSpec, at_once, concurrent_stores, tiling
+from tilescale.program.builder import ProgramBuilder
+from tilescale.runtime.compile import compile as compile_program
 from tilescale.settings import settings
 
 
@@ -91,6 +96,39 @@ def test_operators_are_built_from_it(name: str, lowerings: list[Any], monkeypatc
         own.build()
         built.append((texts, list(map(str, own.sites)), own.reached, own.fixed, own._waits))
     assert built[0] == built[1] and len(lowerings) == 1
+
+
+def test_the_program_of_a_builder_is_found_without_a_trace(lowerings: list[Any], monkeypatch: pytest.MonkeyPatch):
+    """By its arguments, for as many units."""
+    builder = ProgramBuilder(whole_tensors.sum_program, (2, "bfloat16"))
+    machine = Machine.load("h200-sxm-8")
+    assert support.find(builder.name, machine, 2) is None
+    made = lowered(builder.build(), devices=2)
+    other = ProgramBuilder(whole_tensors.sum_program, (2, "float32"))
+    assert support.find(other.name, machine, 2) is support.find(builder.name, machine, 4) is None
+    monkeypatch.setattr(backends, "find", support.find)
+    monkeypatch.setattr(ProgramBuilder, "build", lambda own: pytest.fail("traced"))
+    team = Team(ranks=(0, 1), rank=0)
+    kernel = compile_program(builder, machine=machine, team=team, schedule="sequential")
+    assert kernel.lower().source({}) == made.source({}) and kernel.program.name == made.program.name
+    assert len(lowerings) == 1
+
+
+@dataclass(frozen=True)
+class _Form:
+    rows: int
+    kind: str = field(repr=False)
+
+
+def test_builders_with_plain_arguments_have_names():
+    def name(function: Any, *arguments: Any) -> str:
+        return ProgramBuilder(function, arguments).name
+
+    build = whole_tensors.sum_program
+    named = [name(build, 2, _Form(1, "a")), name(build, 2, _Form(1, "b")), name(build, 2, (1, "a")), name(build, "2")]
+    assert "" not in named and len(set(named)) == len(named)
+    foreign = test_builders_with_plain_arguments_have_names
+    assert name(build, torch.bfloat16) == name(foreign) == name(lambda: None) == ""
 
 
 def two_lines_apart(first: bool) -> Any:

@@ -60,6 +60,7 @@ class Compilation(SimpleNamespace):
     """A kernel of one grid, which leaves a file when it is lowered, and one when it is compiled."""
 
     options: dict[str, object] = {}
+    is_compiled = False
     __hash__ = object.__hash__
 
     def lower(self) -> Compilation:
@@ -167,6 +168,22 @@ def test_nothing_waits_for_kernels_of_other_row_counts(job: SimpleNamespace, tmp
     found = compiled(tmp_path, 2)
     assert set(found) == {"compiled 0", "compiled 2"} and time.monotonic() - begin < 100
     assert len(found["compiled 0"]) == 1  # not again for other rows
+
+
+def test_nothing_is_forked_for_what_the_caches_have(
+    job: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One process looks whether they have the kernels of other row counts, too."""
+    forked: list[tuple[int, int]] = []
+    monkeypatch.setattr(ahead, "Running", lambda jobs, most, *niceness: forked.append((len(jobs), most)))
+    needed = ahead.NeededKernels()
+    for number in range(4):
+        needed.add(Compilation(number=number, folder=tmp_path, log=job.log, is_compiled=True))
+        needed.later[lambda *given: given, (number,)] = None
+    needed.begin()
+    assert forked == []
+    needed.begin_later()
+    assert forked == [(2, 1)]
 
 
 def test_nothing_is_forked_where_nothing_is_compiled(

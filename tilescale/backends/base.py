@@ -120,6 +120,14 @@ class Lowered(Protocol):
         """Make it run on this computer; options are those of `tilelang.compile`."""
 
 
+class LoweredBefore(Lowered, Protocol):
+    """A lowered program that was found in a cache."""
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+
+
 @dataclass(frozen=True)
 class Backend:
     """One back end.
@@ -133,6 +141,8 @@ class Backend:
         target: the compilation target of a machine, as `tilelang.compile` takes it. Raises UnsupportedError.
         collectives: its algorithms for a collective.
         check: raises errors of a program that every lowering for a machine has, and that the program can correct.
+        find: a program lowered before, by the name of its builder, its machine and its number of units; None where the
+            cache has none.
         pin: queries the hardware for what compilations in forked processes need, which must not; None where nothing is
             compiled.
         services: loads its functions on devices; None where it has no devices.
@@ -150,6 +160,7 @@ class Backend:
         everything(target.machine, wanted)
     )
     check: Callable[[Program, Machine], None] = lambda program, machine: None
+    find: Callable[[str, Machine, int | None], LoweredBefore | None] = lambda builder, machine, units: None
     pin: Callable[[], None] | None = None
     services: Callable[[], DeviceServices] | None = None
     simulated_us: Callable[..., float] | None = None
@@ -196,6 +207,11 @@ def check(program: Program, machine: Machine) -> None:
     for backend in _BACKENDS:
         if backend.supports(machine):
             backend.check(program, machine)
+
+
+def find(builder: str, machine: Machine, units: int | None) -> LoweredBefore | None:
+    """A program as the back end that runs programs on this computer has lowered it before, as `Backend.find`."""
+    return next(b for b in _BACKENDS if b.available()).find(builder, machine, units)
 
 
 def compiles() -> bool:

@@ -13,6 +13,7 @@ from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Move, Schedule
+from tilescale.program.builder import ProgramBuilder
 from tilescale.runtime import ahead
 from tilescale.runtime.compile import compile as compile_program
 from tilescale.runtime.kernel import Kernel
@@ -48,7 +49,8 @@ def kernel(build: Callable[..., Any], team: Team, *given: Any) -> Kernel:
 
 @cache
 def _kept(build: Callable[..., Any], team: Team, machine: Machine, given: tuple[Any, ...]) -> Kernel:
-    return compile_program(build(team.size, *given), machine=machine, team=team, schedule="sequential")
+    builder = ProgramBuilder(build, (team.size, *given))
+    return compile_program(builder, machine=machine, team=team, schedule="sequential")
 
 
 def scheduled(func: Any, *moves: Move) -> Any:

@@ -35,6 +35,9 @@ FLAGS = "tilescale.flags"
 IN_ORDER = "tilescale.in_order"
 """Launch annotation: programs rely on starting in the order of their numbers."""
 
+BUILDER = "tilescale.builder"
+"""Attribute of a function: the name of the `ProgramBuilder` that traced it."""
+
 MACHINE = "tilescale.machine"
 """Launch annotation: digest of the machine that the program was traced for."""
 

@@ -54,7 +54,7 @@ class NeededKernels:
         if kernel in self.now:
             return
         self.now.append(kernel)
-        if self._is_own(len(self.now)):
+        if self._is_own(len(self.now)) and not kernel.is_compiled:
             self._unbegun.append(kernel)
             if sum(bool(run.sentinels) for run in set(self.runs.values())) < self._most:
                 self.begin()
@@ -79,10 +79,10 @@ class NeededKernels:
             wait({run: len(run.jobs)})
 
     def begin_later(self) -> None:
-        """Begin those of other runs, which nothing waits for."""
+        """Begin those of other runs, which nothing waits for: in one process if this run's were in the caches."""
         if backends.compiles():
             own = [partial(self._compile_found, *each) for n, each in enumerate(self.later) if self._is_own(n)]
-            Running(own, self._most, LEAST_PRIORITY)
+            Running(own, self._most if self.runs else 1, LEAST_PRIORITY)
 
     def found(self) -> list[Kernel]:
         """The kernels of all row counts."""

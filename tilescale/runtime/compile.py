@@ -16,6 +16,7 @@ from tilescale.hda import Machine
 from tilescale.hda.current import as_machine, use_machine
 from tilescale.hda.names import BuiltIn
 from tilescale.passes.overlap.schedule import Schedule
+from tilescale.program.builder import ProgramBuilder
 from tilescale.runtime.kernel import Kernel
 
 Chooser = Callable[[Callable[[str | Schedule], Kernel]], Kernel]
@@ -27,7 +28,7 @@ SCHEDULES = ("overlap", "sequential", "persistent")
 
 
 def compile(  # noqa: A001 - TileLang's name
-    func: ir.PrimFunc,
+    func: ir.PrimFunc | ProgramBuilder,
     out_idx: list[int] | int | None = None,
     execution_backend: str | None = None,
     target: Any = None,
@@ -45,7 +46,7 @@ def compile(  # noqa: A001 - TileLang's name
     """Bind a traced function to a machine.
 
     Args:
-        func: a `@T.prim_func`.
+        func: a `@T.prim_func`; or a function of this package that traces it, with its arguments.
         machine: a machine, a built-in name or a path; None means the current one.
         schedule: "overlap": collectives of whole tensors, and copies around a ring, run concurrently with the grids
             that produce or consume their data, where that is proven legal and the cost model predicts a gain.

@@ -17,33 +17,23 @@ import torch
 from tilelang_core import ir
 from tilelang_core.ir import PrimFunc
 from tilescale import backends
-from tilescale.comm import Team, current_world, init
+from tilescale.comm import Team, init
 from tilescale.comm.agreement import Facts, agree
 from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.refusal import refuse
 from tilescale.comm.team import run_in_call
 from tilescale.errors import ArgumentError, LaunchError, UnsupportedError, UsageError
-from tilescale.hda import Machine
 from tilescale.hda.units import format_count
-from tilescale.passes.faults import faults_told
 from tilescale.passes.mod_analysis import written_parameters
-from tilescale.passes.overlap.legality import has_sites
-from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Schedule
-from tilescale.passes.persistent.rewrite import persistent
-from tilescale.passes.persistent.tasks import Tasks
-from tilescale.passes.pipeline import analyse
-from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import name_of, structure
 from tilescale.program.arguments import check_device, check_present, check_writable, count_writes, readable, scalar
-from tilescale.program.model import Program
-from tilescale.program.ops import MOMENTS, MOST_MOMENTS
 from tilescale.program.pointers import follows_addresses
 from tilescale.program.preformatted import preformatted
 from tilescale.program.source import source_of
 from tilescale.runtime.ahead import noted
+from tilescale.runtime.bound_program import BoundProgram
 from tilescale.runtime.displayed import DisplayedText
-from tilescale.runtime.drop_in import DropIn
 from tilescale.runtime.outputs import KernelOutputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor, reached_by_peers, warn_of_plain_tensors
 from tilescale.runtime.schedule_text import describe
@@ -51,7 +41,7 @@ from tilescale.timing.draw.trace import written
 from tilescale.timing.timeline import Timeline
 
 
-class Kernel(DropIn):
+class Kernel(BoundProgram):
     """A compiled program.
 
     Call it with this rank's tensors: every rank of the job calls it with its own (SPMD), a view's shards where the
@@ -65,17 +55,11 @@ class Kernel(DropIn):
         report: the report of the last emulated call, on the rank that emulated; None elsewhere.
     """
 
-    def __init__(self, func: PrimFunc, machine: Machine, options: dict[str, Any], schedule: str | Schedule):
-        self.machine = machine
-        self.options = options
+    def __init__(self, *bound: Any):
+        """Bind a program, as `BoundProgram`."""
+        super().__init__(*bound)
         self.report: Any = None
         self._has_warned = False  # of tensors that GPUs need in symmetric memory
-        written = for_machine(func, machine)
-        self._written = written.with_attr(MOMENTS, MOST_MOMENTS) if options.get("timeline") else written
-        self._asked = schedule
-        if isinstance(schedule, Schedule) or schedule == "persistent":
-            self._scheduled  # noqa: B018 - raises if the program has no such schedule
-        self._known: dict[tuple[str, backends.Target], backends.Lowered] = {}
         self._call: Callable[..., Any] = self._first_call  # then the function that the first call chooses
 
     def __repr__(self) -> str:
@@ -100,30 +84,6 @@ class Kernel(DropIn):
         """Schedule of the collectives of whole tensors, with reasons; None with a named schedule but "overlap"."""
         found = self._scheduled[1]
         return found if isinstance(found, Schedule) else None
-
-    @cached_property
-    def _scheduled(self) -> tuple[PrimFunc, Schedule | Tasks | None]:
-        if self._asked == "sequential":
-            return self._written, None
-        if self._asked == "persistent":
-            self._analysed  # noqa: B018 - raises for mistakes in the program as written
-            with faults_told(self._written, lambda func: persistent(func, self.machine)):
-                return persistent(self._written, self.machine)
-        given = self._asked if isinstance(self._asked, Schedule) else None
-        if given is None and not has_sites(self._analysed):
-            return self._written, Schedule()
-        with faults_told(self._written, lambda func: overlap(func, self.machine, given)):
-            return overlap(self._written, self.machine, given)
-
-    @cached_property
-    def _analysed(self) -> Program:
-        """The program in order. The user's mistakes are reported here, in terms of the program as written."""
-        return analyse(self._written, self.machine)
-
-    @cached_property
-    def program(self) -> Program:  # type: ignore[override] # of `DropIn`, which only reads it
-        """The program's structure: parameters, launches, phases."""
-        return self._analysed if self.ir is self._written else analyse(self.ir, self.machine)
 
     @property
     def source(self) -> str:  # type: ignore[override]
@@ -202,20 +162,8 @@ class Kernel(DropIn):
         self._executable.reset()
 
     @cached_property
-    def _executable(self) -> backends.Executable:  # type: ignore[override]
-        if self.program.is_hierarchical:
-            init()  # the job says how many devices there are
-        return backends.choose(self.program, self._lowered).build(self.options)
-
-    def compilations(self) -> Sequence[backends.Compilation]:
-        """Compilations of the first call. Collective, and raises as that call, errors of its arguments aside."""
-        return self.lower().compilations(self.options)
-
-    def lower(self) -> backends.Lowered:
-        """The program as the back end that runs it has it. Raises as the first call, but for its arguments."""
-        if self.program.is_hierarchical:
-            init()
-        return backends.choose(self.program, self._lowered)
+    def _executable(self) -> backends.Executable:
+        return self.lower().build(self.options)
 
     def prepare(self) -> None:
         """Collective: what its first call does before it runs: compile, load, open memory. Raises as that call."""
@@ -224,16 +172,6 @@ class Kernel(DropIn):
     @cached_property
     def _place(self) -> torch.device:
         return torch.device(self._executable.device)
-
-    def _lowered(self, backend: backends.Backend) -> backends.Lowered:
-        """The program as a back end has it, made once for the devices that there are. Raises as `Backend.lower`."""
-        team = self.options.get("team") or current_world()
-        units = team.size if team is not None and team.size > 1 else None
-        target = backends.Target.of(self.program, self.machine, units)
-        known = self._known.get((backend.name, target))
-        if known is None:
-            known = self._known[backend.name, target] = backend.lower(self.program, target)
-        return known
 
     @cached_property
     def _outputs(self) -> KernelOutputs:  # type: ignore[override]

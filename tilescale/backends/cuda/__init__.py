@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from tilelang_core.compile import default_target
 from tilescale.backends.base import Backend
-from tilescale.backends.cuda.support import check, collectives, lower
+from tilescale.backends.cuda.support import check, collectives, find, lower
 from tilescale.backends.cuda.target import has_gpu, target_for
 from tilescale.backends.services import DeviceServices
 from tilescale.settings import settings
@@ -38,6 +38,7 @@ BACKEND = Backend(
     target=target_for,
     collectives=collectives,
     check=check,
+    find=find,
     pin=default_target,
     services=_services,
 )

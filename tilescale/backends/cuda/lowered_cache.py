@@ -3,6 +3,7 @@
 
 Lowering takes ten times as long as reading its result. A file is named by a digest of all inputs of the lowering: the
 traced function with its lines, the target, calibrations, settings, the source of this package and TileLang's version.
+The source and the name of its builder stand for a function that the package traced, so that it need not be traced.
 Files are replaced atomically and never changed, so ranks share them without locks.
 """
 
@@ -14,16 +15,18 @@ import importlib.metadata
 import zlib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import tilescale
 from tilelang_core import compile as stock
-from tilelang_core import records
+from tilelang_core import ir, records
 from tilelang_core.files import replacing
 from tilescale.backends.cuda.running.toolchain import objection
 from tilescale.backends.cuda.target import has_gpu
 from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.backends.tilelang.lowering.program import LoweredProgram, lower
 from tilescale.cost.calibrated import origin
+from tilescale.program.builder import builder_name
 from tilescale.program.model import Program
 from tilescale.settings import settings
 
@@ -35,22 +38,40 @@ _PACKAGES = ("tilescale", "tilelang_core")
 
 def cached(program: Program, target: LoweringTarget) -> LoweredProgram:
     """`lower`, read from disk on computers that run the program if it was lowered before. Raises as `lower`."""
-    folder = stock.cache_folder() / "lowered"
-    if not has_gpu() or not stock.keeps_kernels() or objection(folder) is not None:
+    folder = _folder()
+    if folder is None:
         return lower(program, target)
-    path = folder / _digest(program, target)
-    found = _read(path)
-    if found is None:
-        found = lower(program, target)
-        _write(path, found)
-    return found
+    builder = builder_name(program.func)
+    name = _by_builder(builder, target) if builder else _digest(program.func, target.sizes, target)
+    known = _read(folder / name)
+    if known is None:
+        known = lower(program, target)
+        _write(folder / name, known)
+    return known
 
 
-def _digest(program: Program, target: LoweringTarget) -> str:
+def found(builder: str, target: LoweringTarget) -> LoweredProgram | None:
+    """The program of a builder for a target, of which only the number of units matters, if it was lowered before."""
+    folder = _folder()
+    return _read(folder / _by_builder(builder, target)) if folder is not None else None
+
+
+def _folder() -> Path | None:
+    """The folder of the files, where this computer runs programs, and the folder may be trusted."""
+    folder = stock.cache_folder() / "lowered"
+    return folder if has_gpu() and stock.keeps_kernels() and objection(folder) is None else None
+
+
+def _by_builder(builder: str, target: LoweringTarget) -> str:
+    return _digest(builder, target.devices, target)
+
+
+def _digest(program: ir.PrimFunc | str, units: Any, target: LoweringTarget) -> str:
+    text = program if isinstance(program, str) else records.graph_text([program])
     machine = target.machine.name, target.machine.digest, origin(target.machine)
-    units = target.sizes, target.stride, target.nccl, target.nvshmem, target.mapped
-    text = "\n".join(map(repr, (machine, units, settings(), _source())))
-    return hashlib.sha256(f"{text}\n{records.graph_text([program.func])}".encode()).hexdigest()[:32]
+    job = units, target.stride, target.nccl, target.nvshmem, target.mapped
+    given = "\n".join(map(repr, (machine, job, settings(), _source())))
+    return hashlib.sha256(f"{given}\n{text}".encode()).hexdigest()[:32]
 
 
 @cache
@@ -68,10 +89,10 @@ def _source() -> str:
 def _read(path: Path) -> LoweredProgram | None:
     """The content of a file; None for a missing or damaged one."""
     try:
-        found = records.loads(zlib.decompress(path.read_bytes()))
+        known = records.loads(zlib.decompress(path.read_bytes()))
     except Exception:  # noqa: BLE001 - after any error the program can be lowered again
         return None
-    return found if isinstance(found, LoweredProgram) else None
+    return known if isinstance(known, LoweredProgram) else None
 
 
 def _write(path: Path, made: LoweredProgram) -> None:

@@ -17,7 +17,7 @@ from tilelang_core.lru import LruCache
 from tilescale.backends.base import Compilation, Executable
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda import headers
-from tilescale.backends.cuda.lowered_cache import cached
+from tilescale.backends.cuda.lowered_cache import cached, found
 from tilescale.backends.cuda.running.execute import DeviceProgram
 from tilescale.backends.cuda.target import target_for
 from tilescale.backends.tilelang.limits import check_threads, may_be_uneven
@@ -53,6 +53,12 @@ def lower(program: Program, target: AnyTarget) -> PlainLowered | DeviceLowered:
         if not program.is_hierarchical:
             return PlainLowered(program, target.machine)
         return DeviceLowered(cached(program, made))
+
+
+def find(builder: str, machine: Machine, units: int | None) -> DeviceLowered | None:
+    """A program by its builder's name, for a machine and a number of units, that was lowered before."""
+    made = found(builder, _target(AnyTarget(machine, (("unit", units),)))) if builder and units else None
+    return DeviceLowered(made) if made is not None else None
 
 
 _even: LruCache[Hashable, bool] = LruCache(256)
@@ -152,6 +158,11 @@ class DeviceLowered:
 
     lowered: LoweredProgram
     _unbuilt: list[DeviceProgram] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+        return self.lowered.program
 
     @property
     def notes(self) -> tuple[str, ...]:

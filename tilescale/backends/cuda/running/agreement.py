@@ -36,9 +36,11 @@ def once_per_node(group: HeapGroup, first: bool, make: Callable[[], T]) -> T:
     return made[0]  # type: ignore[return-value]  # nothing was raised
 
 
-def on_all(group: HeapGroup, check: Callable[[], Any]) -> None:
-    """Collective: run a check; an error on any rank is raised on all."""
-    _raise_any(group, CollectiveCall.here("kernel.check"), _try(check)[1])
+def on_all(group: HeapGroup, make: Callable[[], T]) -> T:
+    """Collective: this rank's result of `make`; an error on any rank is raised on all."""
+    made, error = _try(make)
+    _raise_any(group, CollectiveCall.here("kernel.check"), error)
+    return made  # type: ignore[return-value]  # nothing was raised
 
 
 def _try(make: Callable[[], T]) -> tuple[T | None, BaseException | None]:

@@ -229,8 +229,9 @@ class DeviceProgram:
 
     def _on_node(self, compilation: Compilation, run: Callable[[], Any]) -> Any:
         """The result of a compilation. One rank of a node is the first to run it, unless it was compiled ahead."""
-        is_first = self._is_first_of_node or compilation in (self._ahead or ())
-        return once_per_node(self._group, is_first, run)
+        if compilation in (self._ahead or ()):
+            return self.on_all(run)
+        return once_per_node(self._group, self._is_first_of_node, run)
 
     def compilations(self) -> list[Compilation]:
         """The kernels, as far as they are known before the build, which leaves them to the caller."""
@@ -258,9 +259,9 @@ class DeviceProgram:
         """The compilation target of texts, as TileLang takes it."""
         return self.options.get("target") or target_or_auto(self.target.machine)
 
-    def on_all(self, check: Callable[[], Any]) -> None:
-        """Collective: run a check; an error on any rank is raised on all."""
-        on_all(self._group, check)
+    def on_all(self, make: Callable[[], Any]) -> Any:
+        """Collective: this rank's result of `make`; an error on any rank is raised on all."""
+        return on_all(self._group, make)
 
     def barrier(self, site: int) -> StreamWork:
         """A launch that synchronizes all devices, in the order of the current stream."""

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""Programs by the function that builds them: found on disk by its name and arguments, they are not traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.program.ops import BUILDER
+
+_PACKAGE = __name__.partition(".")[0]
+_PLAIN = str, int, float, bool, type(None)
+
+
+@dataclass(frozen=True)
+class ProgramBuilder:
+    """A function that traces a program, and its arguments.
+
+    The same function of this package builds the same program of the same arguments, for a machine and settings.
+    """
+
+    function: Callable[..., ir.PrimFunc]
+    arguments: tuple[Any, ...]
+
+    @cached_property
+    def name(self) -> str:
+        """The function and its arguments as text; "" for functions of others, and arguments that are not plain data."""
+        path = f"{self.function.__module__}.{self.function.__qualname__}"
+        if path.partition(".")[0] != _PACKAGE or "<" in path:
+            return ""
+        try:
+            return f"{path}{_text(self.arguments)}"
+        except TypeError:
+            return ""
+
+    def build(self) -> ir.PrimFunc:
+        """The program, traced for the current machine."""
+        func = self.function(*self.arguments)
+        return func.with_attr(BUILDER, self.name) if self.name else func
+
+
+def _text(value: Any) -> str:
+    """Plain data as text. Raises TypeError for anything else."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_text, value))})"
+    if is_dataclass(value):
+        return f"{type(value).__qualname__}{_text(tuple(getattr(value, field.name) for field in fields(value)))}"
+    if type(value) not in _PLAIN:
+        raise TypeError(f"{value!r} is not plain data")
+    return repr(value)
+
+
+def builder_name(func: ir.PrimFunc) -> str:
+    """The name of the builder that traced a program; "" without one."""
+    return str(func.attrs[BUILDER]) if func.attrs and BUILDER in func.attrs else ""
