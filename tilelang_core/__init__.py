@@ -37,6 +37,7 @@
     lru.py                 a bounded dictionary, for results that are recomputed often
     records.py             nodes of TIR, and Python objects with some, as bytes
     rewrite.py             rebuilding traced functions: new parameters, buffers and statements
+    mends.py               workarounds for faults of the stock compiler, before its passes
     decreasing_index.py    indices that fall, in a form that the stock compiler gets right
     single_trip_loops.py   loops of at most one step, in a form that it leaves alone
     loop_extents.py        extents that the body of a loop changes, evaluated once

@@ -24,6 +24,7 @@ _ARITHMETIC = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max, tirx.EQ,
     tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.And, tirx.Or, tirx.Not, tirx.Select, tirx.Cast,
 )  # fmt: skip
+_INVARIANT = frozenset((*_ARITHMETIC, tirx.IntImm, tirx.FloatImm))
 _BITS = "tirx.shift_right", "tirx.shift_left", "tirx.bitwise_and", "tirx.bitwise_or"
 _DIVISIONS = tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod
 
@@ -80,11 +81,13 @@ def _named(body: tirx.Stmt, varying: set[tirx.Var], names: dict[str, tirx.Bind])
 
 def _is_invariant(node: Any, varying: set[tirx.Var]) -> bool:
     def varies(inner: Any) -> bool:
+        if type(inner) in _INVARIANT:  # isinstance of TVM's abstract classes takes longer than the visit
+            return False
         if isinstance(inner, tirx.Var):
             return inner in varying or inner.dtype == "handle"
         if isinstance(inner, tirx.Call):
             return op_name(inner) not in _BITS
-        return isinstance(inner, tirx.PrimExpr) and not isinstance(inner, (*_ARITHMETIC, tirx.IntImm, tirx.FloatImm))
+        return isinstance(inner, tirx.PrimExpr)
 
     return not contains(node, varies)
 

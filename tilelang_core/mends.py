@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 from tvm import tirx
 
@@ -34,7 +35,7 @@ def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
 @contextlib.contextmanager
 def mending() -> Iterator[None]:
     """Within the block stock TileLang lowers functions `mended`: none that it finds in its cache."""
-    engine = importlib.import_module("tilelang.engine.lower")
+    engine: Any = importlib.import_module("tilelang.engine.lower")
     stock = engine.lower_with_context
     engine.lower_with_context = lambda func, *given, **options: stock(mended(func), *given, **options)
     try:

@@ -23,6 +23,9 @@ from tilelang_core.ir import constant, contains, walk
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.rewrite import at, rewrite
 
+_Point = dict[Any, int]
+_Value = Callable[[_Point], int]
+
 _SAMPLES, _UNKNOWN_EXTENT = 24, 1 << 10
 _BINARY: Mapping[type, Callable[[int, int], int]] = {
     tirx.Add: operator.add, tirx.Sub: operator.sub, tirx.Mul: operator.mul, tirx.FloorDiv: operator.floordiv,
@@ -73,39 +76,43 @@ def _is_remainder_of_sum(node: Any) -> bool:
 def _agree(one: tirx.PrimExpr, other: tirx.PrimExpr, used: set[tirx.Var], iters: Mapping[tirx.Var, Range]) -> bool:
     """Whether two expressions have the same value at points drawn at random: most points show a lost term."""
     draw, compared = random.Random(0), False
+    mine, others = _function(one), _function(other)
     for _ in range(_SAMPLES):
-        point: dict[Any, int] = {}
+        point: _Point = {}
         for var in sorted(used, key=lambda var: var.name):
             begin, extent = (iters[var].min, iters[var].extent) if var in iters else (0, _UNKNOWN_EXTENT)
             point[var] = (constant(begin) or 0) + draw.randrange(constant(extent) or _UNKNOWN_EXTENT)
-        wanted = _defined(one, point)
+        wanted = _defined(mine, point)
         if wanted is None:
             continue
-        if _defined(other, point) != wanted:
+        if _defined(others, point) != wanted:
             return False
         compared = True
     return compared
 
 
-def _defined(expr: tirx.PrimExpr, point: dict[Any, int]) -> int | None:
+def _defined(value: _Value, point: _Point) -> int | None:
     """The value of an expression at a point, None where it divides by zero: a size that no program runs with."""
     try:
-        return _value(expr, point)
+        return value(point)
     except ZeroDivisionError:
         return None
 
 
-def _value(expr: tirx.PrimExpr, point: dict[Any, int]) -> int:
-    """The value of an expression at a point; loads and calls have arbitrary but consistent values."""
-    if isinstance(expr, tirx.Var):
-        return point[expr]
-    if isinstance(expr, tirx.IntImm):
-        return int(expr.value)
-    if isinstance(expr, tirx.Cast):
-        return _value(expr.value, point)
+def _function(expr: tirx.PrimExpr) -> _Value:
+    """The value of an expression as a function of a point; loads and calls have arbitrary but consistent values."""
     if (compute := _BINARY.get(type(expr))) is not None:
-        return compute(_value(expr.a, point), _value(expr.b, point))
-    return point.setdefault(str(expr), len(point))
+        a, b = _function(expr.a), _function(expr.b)
+        return lambda point: compute(a(point), b(point))
+    if isinstance(expr, tirx.Var):
+        return lambda point: point[expr]
+    if isinstance(expr, tirx.IntImm):
+        number = int(expr.value)
+        return lambda point: number
+    if isinstance(expr, tirx.Cast):
+        return _function(expr.value)
+    text = str(expr)
+    return lambda point: point.setdefault(text, len(point))
 
 
 def _opaque(index: tirx.PrimExpr, analyzer: Analyzer) -> tirx.PrimExpr:

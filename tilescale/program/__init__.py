@@ -9,6 +9,7 @@
     layout.py        layouts of tiles over units
     shares.py        how the programs of a cluster split the operands of a GEMM
     persistent_loops.py  what overlaps with the next tile of a persistent loop
+    builder.py       programs by the function that builds them
     model.py         launches, phases, parameters
     mesh.py          numbers, ranks and siblings of units of several levels
     effects.py       reads, writes, signals and waits of each statement, and its completion

@@ -3,6 +3,7 @@
 
     compile.py     `tilescale.compile` and `tilescale.jit`
     kernel.py      their result: a program bound to a machine
+    bound_program.py    its structure, and as a back end has lowered it
     ahead.py       kernels found by a dry run, compiled all at once
     drop_in.py     the same under the names of TileLang's kernels
     profiler.py    its profiler, where it is emulated

@@ -72,7 +72,7 @@ class BoundProgram(DropIn):
         return analyse(self._written, self.machine)
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> Program:  # type: ignore[override] # of `DropIn`, which only reads it
         """The program's structure: parameters, launches, phases."""
         if self._found is not None:
             return self._found.program

@@ -162,7 +162,7 @@ class Kernel(BoundProgram):
         self._executable.reset()
 
     @cached_property
-    def _executable(self) -> backends.Executable:
+    def _executable(self) -> backends.Executable:  # type: ignore[override]
         return self.lower().build(self.options)
 
     def prepare(self) -> None:
