@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tilescale
 import tilescale.language as T
@@ -87,15 +86,26 @@ def test_a_tensor_on_another_device_has_no_plan_of_one_here(device: Device):
         own([torch.empty(64, 64, device="meta"), y])
 
 
+class OnFirstGpu(torch.Tensor):
+    """A tensor that says so."""
+
+    device = torch.device("cuda:0")
+
+
+class OnSecondGpu(torch.Tensor):
+    """A tensor that says so."""
+
+    device = torch.device("cuda:1")
+
+
 def test_a_tensor_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch):
     kernel = tilescale.compile(on_tensors(reduced))
     first = kernel.program.parameters[0]
     monkeypatch.setattr(type(kernel), "_executable", SimpleNamespace(device="cuda:1"))
     assert kernel.device == "cuda"
-    with FakeTensorMode():
-        check_device(first, torch.zeros(64, 64, device="cuda:1"), kernel._place)
-        with pytest.raises(ArgumentError, match="'X' is on cuda:0, this program runs on cuda:1") as found:
-            check_device(first, torch.zeros(64, 64, device="cuda:0"), kernel._place)
+    check_device(first, torch.zeros(64, 64).as_subclass(OnSecondGpu), kernel._place)
+    with pytest.raises(ArgumentError, match="'X' is on cuda:0, this program runs on cuda:1") as found:
+        check_device(first, torch.zeros(64, 64).as_subclass(OnFirstGpu), kernel._place)
     assert found.value.hint == "pass a CUDA tensor: x.to('cuda:1')"
 
 

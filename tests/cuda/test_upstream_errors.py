@@ -17,7 +17,7 @@ from tilescale.backends.tilelang.lowering import stages
 from tilescale.backends.tilelang.lowering.phase import Phase
 from tilescale.errors import InternalError, ShapeError, TileScaleError, UnsupportedError, UsageError
 from tilescale.passes import pipeline
-from tilescale.runtime import kernel
+from tilescale.runtime import bound_program
 
 
 def reduced(threads: int) -> Any:
@@ -176,8 +176,8 @@ def test_faults_of_all_kinds_have_the_line(name: str, place: str, monkeypatch: p
     elif place == "a pass":
         monkeypatch.setattr(pipeline, "CHECKS", (*pipeline.CHECKS, broken))
     else:
-        monkeypatch.setattr(kernel, "has_sites", lambda program: True)
-        monkeypatch.setattr(kernel, "overlap", broken)
+        monkeypatch.setattr(bound_program, "has_sites", lambda program: True)
+        monkeypatch.setattr(bound_program, "overlap", broken)
     with pytest.raises(InternalError, match=f"TileScale failed while it compiled this: {name}") as error:
         tilescale.compile(only_cleared()).source  # noqa: B018
     assert error.value.where[0].file == __file__

@@ -56,7 +56,7 @@ def test_what_only_reductions_have_is_refused_elsewhere(field: str, value: str):
 
 
 def test_programs_without_such_collectives_are_not_looked_at(monkeypatch: pytest.MonkeyPatch):
-    module = importlib.import_module("tilescale.runtime.kernel")
+    module = importlib.import_module("tilescale.runtime.bound_program")
     monkeypatch.setattr(module, "overlap", lambda *given: pytest.fail("it was looked at"))
     for program in (load(NUMBERED[6]).tile_by_tile(4, 256, 256, 256), programs.product(H200, 1, (256, 256, 256))):
         kernel = tilescale.compile(program, machine=H200)
