@@ -94,7 +94,7 @@ def compile_beforehand(choice: Choice, heats: list[Heat]) -> None:
     begin, started = time.monotonic(), {}
     for heat in heats:
         for contender in heat.contenders:
-            kernel = heat.work, heat.shape, heat.gpus, contender.name  # one for all modes
+            kernel = heat.work, heat.shape, heat.dtype, heat.gpus, contender.name  # one for all modes
             if contender.compile and kernel not in started:
                 words = choice.arguments(only=heat.title, contender=contender.name)
                 started[kernel] = jobs.start(choice.suite.script, [*words, "--compile-only"], heat.gpus)

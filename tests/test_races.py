@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -221,6 +222,21 @@ def test_a_step_that_takes_too_long_ends_the_run_and_the_next_one_knows(scripts:
     again = steps.Steps(path, 60, print)
     again.resume()
     assert again.lost == resumed.lost, "nobody is blamed for a step that has ended"
+
+
+def test_kernels_of_every_type_and_one_mode_are_compiled_beforehand(
+    race: ModuleType, scripts: Callable, tmp_path: Path
+):
+    suite, log = scripts("suite"), tmp_path / "log"
+    script = tmp_path / "compiles.py"
+    script.write_text(f"import sys\nwith open({str(log)!r}, 'a') as file: print(*sys.argv[1:], file=file)")
+    heats = [replace(heat(race, "ours"), dtype=kind, mode=mode) for kind in ("a", "b") for mode in ("eager", "graph")]
+    for each in heats:
+        each.contenders[:] = [replace(c, compile=lambda: None) for c in each.contenders]
+    choice = suite.Choice(suite.Suite(script, lambda quick, gpus: heats), "", "", 1, False, tmp_path, 60.0, 1e9)
+    suite.compile_beforehand(choice, heats)
+    asked = sorted(re.findall("--only (.*?) --contender", log.read_text()))
+    assert asked == ["work 2x3 a, 1 GPU, eager", "work 2x3 b, 1 GPU, eager"]
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
