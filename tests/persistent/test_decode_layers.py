@@ -9,7 +9,7 @@ import tilescale
 from tests.persistent.conftest import FEW
 from tilescale.hda import Machine
 from tilescale.ops.decode_program import decode_layers
-from tilescale.ops.decode_sizes import DEPTH, LayerSizes
+from tilescale.ops.decode_sizes import DEPTH, FLOAT8, LayerSizes
 from tilescale.passes.persistent.rewrite import persistent
 
 EPS = 1e-5
@@ -40,15 +40,54 @@ def arguments(sizes: LayerSizes) -> list[dict[str, torch.Tensor]]:
     }
     shapes = {"Wqkv": (s.projected, s.hidden), "Wo": (s.hidden, values)}
     shapes |= {"Wup": (2 * s.inner, s.hidden), "Wdown": (s.hidden, s.inner)}
+    if s.page:
+        same["block_table"] = torch.randperm(s.pages, generator=common, dtype=torch.int32)[: n * s.table[1]].view(
+            s.table
+        )
     cache = (s.layers, n, s.groups, s.keys, s.width)
     found = []
     for rank in range(s.devices):
         own = torch.Generator().manual_seed(1 + rank)
         weights = {k: torch.randn(s.layers, *v, generator=own) * v[1] ** -0.5 for k, v in shapes.items()}
+        scales = {} if s.weights == "bfloat16" else {f"of_{name}": rounded(s, name, weights) for name in shapes}
         caches = {name: torch.randn(cache, generator=own) for name in "KV"}
-        low = {name: value.bfloat16() for name, value in (weights | caches).items()}
-        found.append({name: value.clone() for name, value in (same | low).items()})
+        low = {name: value.bfloat16() for name, value in caches.items()}
+        low |= {name: value.to(getattr(torch, s.weights)) for name, value in weights.items()}
+        found.append({name: value.clone() for name, value in (same | low | scales).items()})
     return found
+
+
+def rounded(sizes: LayerSizes, name: str, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The scales of a layer's weights, which are divided by them, such that the largest one is the type's."""
+    layers, outputs, inputs = sizes.scales(*weights[name].shape[1:])
+    tiles = weights[name].view(layers, outputs, -1, inputs, weights[name].shape[2] // inputs)
+    scales = tiles.abs().amax((2, 4), keepdim=True) / 448
+    weights[name] = (tiles / scales).view(weights[name].shape)
+    return scales.view(layers, outputs, inputs)
+
+
+def wide(t: dict[str, torch.Tensor], name: str, layer: int) -> torch.Tensor:
+    """A layer's weights as float32."""
+    weights = t[name][layer].float()
+    if f"of_{name}" not in t:
+        return weights
+    scales = t[f"of_{name}"][layer]
+    for dim in (0, 1):
+        scales = scales.repeat_interleave(weights.shape[dim] // scales.shape[dim], dim)
+    return weights * scales
+
+
+def in_pages(sizes: LayerSizes, t: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same with the cache in pages, if there are some."""
+    s = sizes
+    if not s.page:
+        return t
+    found = {}
+    for name in "KV":
+        found[name] = torch.zeros(s.cache, dtype=torch.bfloat16)
+        parts = t[name].view(s.layers, s.batch, s.groups, -1, s.page, s.width)
+        found[name][:, t["block_table"].long()] = parts.permute(0, 1, 3, 4, 2, 5)
+    return t | found
 
 
 def reference(sizes: LayerSizes, ranks: list[dict[str, torch.Tensor]]) -> torch.Tensor:
@@ -58,7 +97,7 @@ def reference(sizes: LayerSizes, ranks: list[dict[str, torch.Tensor]]) -> torch.
     for layer in range(s.layers):
         h = rms_norm(x, (s.hidden,), eps=EPS) * ranks[0]["norm1"][layer]
         for t in ranks:
-            parts = (h @ t["Wqkv"][layer].float().T).view(s.batch, -1, s.width).split([s.heads, s.groups, s.groups], 1)
+            parts = (h @ wide(t, "Wqkv", layer).T).view(s.batch, -1, s.width).split([s.heads, s.groups, s.groups], 1)
             given = parts[:2]
             if s.head_norms:
                 norms = zip(given, ranks[0]["heads"][layer], strict=True)
@@ -68,11 +107,11 @@ def reference(sizes: LayerSizes, ranks: list[dict[str, torch.Tensor]]) -> torch.
             keys, cached = t["K"][layer].float(), t["V"][layer].float()
             mask = (torch.arange(s.keys) <= at[:, None])[:, None, None]
             o = scaled_dot_product_attention(q[:, :, None], keys, cached, attn_mask=mask, enable_gqa=True)
-            x = x + o.reshape(s.batch, -1) @ t["Wo"][layer].float().T
+            x = x + o.reshape(s.batch, -1) @ wide(t, "Wo", layer).T
         h = rms_norm(x, (s.hidden,), eps=EPS) * ranks[0]["norm2"][layer]
         for t in ranks:
-            gate, up = (h @ t["Wup"][layer].float().T).chunk(2, 1)
-            x = x + (silu(gate) * up) @ t["Wdown"][layer].float().T
+            gate, up = (h @ wide(t, "Wup", layer).T).chunk(2, 1)
+            x = x + (silu(gate) * up) @ wide(t, "Wdown", layer).T
     return x
 
 
@@ -82,14 +121,26 @@ def reference(sizes: LayerSizes, ranks: list[dict[str, torch.Tensor]]) -> torch.
         (LayerSizes(1, 2, keys=128, **SMALL), True),
         (LayerSizes(6, 1, keys=128, layers=2, head_norms=True, **SMALL), False),
         (LayerSizes(16, 2, keys=1024, **SMALL), False),
+        (LayerSizes(2, 1, keys=128, layers=2, page=16, pages=20, **SMALL), True),
+        (LayerSizes(16, 2, keys=1024, page=128, pages=130, **SMALL), False),
+        (LayerSizes(1, 2, keys=128, layers=2, weights=FLOAT8, **SMALL), True),
+        (LayerSizes(6, 1, keys=128, weights=FLOAT8, squares=False, head_norms=True, **SMALL), True),
     ],
-    ids=["one launch", "six sequences on one device", "several tiles of keys"],
+    ids=[
+        "one launch",
+        "six sequences on one device",
+        "several tiles of keys",
+        "pages",
+        "several tiles of keys in pages",
+        "float8",
+        "float8 with scales of rows",
+    ],  # fmt: skip
 )
 def test_layers_are_the_reference(sizes: LayerSizes, fused: bool, small: Machine):
     with tilescale.use_machine(small):
         func = decode_layers(sizes)
     program = persistent(func, small)[0] if fused else func
-    given, want = arguments(sizes), arguments(sizes)
+    given, want = [in_pages(sizes, t) for t in arguments(sizes)], arguments(sizes)
     args = [
         [
             t.get(buffer.name, torch.zeros(tuple(map(int, buffer.shape)), dtype=getattr(torch, str(buffer.dtype))))
@@ -104,8 +155,8 @@ def test_layers_are_the_reference(sizes: LayerSizes, fused: bool, small: Machine
     for rank, tensors in enumerate(args):
         assert (tensors[0] - x).abs().max() < 2**-4 * added
         for name in "KV":
-            error = (given[rank][name].float() - want[rank][name].float()).abs().max()
-            assert error < 0.1
+            error = given[rank][name].float() - in_pages(sizes, want[rank])[name].float()
+            assert error.abs().max() < 0.1
 
 
 def test_parts_of_an_indivisible_number_of_steps():

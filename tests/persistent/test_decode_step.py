@@ -9,6 +9,7 @@ import torch
 
 import tilescale
 from tests.persistent.conftest import FEW
+from tests.persistent.float8_linear import to_float8
 from tilescale import ops
 from tilescale.errors import ArgumentError
 from tilescale.hda import Machine
@@ -45,14 +46,21 @@ def few_blocks(small: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_the_models(kind: str, few_blocks: None):
+@pytest.mark.parametrize(
+    ("kind", "squares", "page_size"),
+    [("llama", None, None), ("qwen3", None, 16), ("llama", True, None), ("qwen3", False, 32)],
+    ids=["llama", "qwen3 with pages", "float8", "float8 with scales of rows and pages"],
+)
+def test_logits_are_the_models(kind: str, squares: bool | None, page_size: int | None, few_blocks: None):
     """They are as close to those of the model in float32 as the model's own in bfloat16."""
-    model = model_of(kind)
-    exact = model_of(kind).float()
+    model, exact = (model_of(kind) if squares is None else to_float8(model_of(kind), squares) for _ in range(2))
+    in_float32(exact)
     tokens = torch.randint(0, 48, (2, 8), generator=torch.Generator().manual_seed(1))
     made, wide = (m(tokens[:, :5], use_cache=True).past_key_values for m in (model, exact))
-    step = ops.DecodeStep(model, 2, 64, schedule="persistent")
+    pages = None if page_size is None else 128 // page_size + 1
+    step = ops.DecodeStep(model, 2, 64, page_size=page_size, pages=pages, schedule="persistent")
+    if pages is not None:
+        step.block_table.copy_(torch.arange(pages - 1, 0, -1).view_as(step.block_table))
     step.load(made)
     for place in range(5, 8):
         given = tokens[:, place : place + 1]
@@ -60,6 +68,12 @@ def test_logits_are_the_models(kind: str, few_blocks: None):
         low, want = (m(given, past_key_values=c).logits[:, 0] for m, c in ((model, made), (exact, wide)))
         assert (found - want).norm() < 1.2 * (low - want).norm()
     assert step.lengths.tolist() == [8, 8]
+
+
+def in_float32(model: Any) -> None:
+    """Convert everything but float8 weights."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 @torch.no_grad()

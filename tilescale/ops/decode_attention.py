@@ -11,6 +11,44 @@ from tilescale.ops.decode_sizes import COLUMNS, QUERIES, SPAN, LayerSizes
 
 
 @T.macro
+def load(
+    cache: Any, table: Any, at: Any, tile: Any, sizes: LayerSizes, layer: Any, group: Any, row: Any, key: Any
+) -> None:  # fmt: skip
+    """Fill a tile with a sequence's keys from `key` on, of which one is cached at least; later ones do not count."""
+    if sizes.page:
+        for part in T.unroll(SPAN // min(sizes.page, SPAN)):
+            load_of_page(cache, table, at, tile, sizes, layer, group, row, key, part * sizes.page)
+    else:
+        T.copy(cache[layer, row, group, key : key + SPAN, :], tile)
+
+
+@T.macro
+def load_of_page(
+    cache: Any, table: Any, at: Any, tile: Any, sizes: LayerSizes,
+    layer: Any, group: Any, row: Any, key: Any, part: Any,
+) -> None:  # fmt: skip
+    """Fill the rows of a tile that are in one page, which is that of a cached key."""
+    each = min(sizes.page, SPAN)
+    page = table[row, T.min(key + part, at[row] - 1) // sizes.page]
+    begin = (key + part) % sizes.page
+    T.copy(cache[layer, page, begin : begin + each, group, :], tile[part : part + each, :])
+
+
+@T.macro
+def store(
+    cache: Any, table: Any, at: Any, value: Any, number: int, sizes: LayerSizes, layer: Any, group: Any, row: Any
+) -> None:  # fmt: skip
+    """Cache a row of `value` for the new token."""
+    if sizes.page:
+        page = table[row, at[row] // sizes.page]
+        for j in T.Parallel(sizes.width):
+            cache[layer, page, at[row] % sizes.page, group, j] = value[number, j]
+    else:
+        for j in T.Parallel(sizes.width):
+            cache[layer, row, group, at[row], j] = value[number, j]
+
+
+@T.macro
 def factor(squares: Any, scale: Any, sizes: LayerSizes, row: Any, rows: int) -> None:
     """The factors of the norms of some rows."""
     T.clear(scale)
@@ -66,7 +104,7 @@ def rotate(
 
 @T.macro
 def attend_to_itself(
-    at: Any, K: Any, V: Any, S: Any, L: Any, given: Any, turned: Any, sizes: LayerSizes,
+    at: Any, table: Any, K: Any, V: Any, S: Any, L: Any, given: Any, turned: Any, sizes: LayerSizes,
     layer: Any, group: Any, row: Any,
 ) -> None:  # fmt: skip
     """The part of a new token in its attention; its key and value are cached."""
@@ -80,15 +118,14 @@ def attend_to_itself(
     for i in T.Parallel(each):
         L[s.spans, row, group * each + i, 0] = own[i] * s.scale
         L[s.spans, row, group * each + i, 1] = 1
-    for j in T.Parallel(s.width):
-        K[layer, row, group, at[row], j] = turned[each, j]
-        V[layer, row, group, at[row], j] = given[each + 1, j]
+    store(K, table, at, turned, each, s, layer, group, row)
+    store(V, table, at, given, each + 1, s, layer, group, row)
 
 
 @T.macro
 def attend(
-    QKV: Any, squares: Any, heads: Any, angles: Any, at: Any, K: Any, V: Any, S: Any, L: Any, sizes: LayerSizes,
-    layer: Any, span: Any, group: Any, row: Any,
+    QKV: Any, squares: Any, heads: Any, angles: Any, at: Any, table: Any, K: Any, V: Any, S: Any, L: Any,
+    sizes: LayerSizes, layer: Any, span: Any, group: Any, row: Any,
 ) -> None:  # fmt: skip
     """A group's attention over some of its cached keys: not normalized, with the maximum and the sum of each head.
 
@@ -111,17 +148,18 @@ def attend(
     part = T.alloc((QUERIES,), "float32", level="l0")
     total = T.alloc((QUERIES,), "float32", level="l0")
     first = span * tiles * SPAN
-    if tiles == 1:
-        T.copy(K[layer, row, group, first : first + SPAN, :], k)
-        T.copy(V[layer, row, group, first : first + SPAN, :], v)
+    count = T.min(T.ceildiv(T.max(at[row] - first, 0), SPAN), tiles)
+    if tiles == 1 and count > 0:
+        load(K, table, at, k, s, layer, group, row, first)
+        load(V, table, at, v, s, layer, group, row, first)
     rotate(QKV, squares, heads, angles, q, given, turned, s, layer, group, row)
     T.fill(most, -1e30)
     T.clear(total)
     T.clear(o)
-    for tile in T.Pipelined(tiles, num_stages=2) if tiles > 1 else T.serial(1):
+    for tile in T.Pipelined(count, num_stages=2) if tiles > 1 else T.serial(count):
         if tiles > 1:
-            T.copy(K[layer, row, group, first + tile * SPAN : first + (tile + 1) * SPAN, :], k)
-            T.copy(V[layer, row, group, first + tile * SPAN : first + (tile + 1) * SPAN, :], v)
+            load(K, table, at, k, s, layer, group, row, first + tile * SPAN)
+            load(V, table, at, v, s, layer, group, row, first + tile * SPAN)
         T.clear(score)
         T.gemm(q, k, score, transpose_B=True)
         for i, j in T.Parallel(QUERIES, SPAN):
@@ -149,7 +187,7 @@ def attend(
     for i, j in T.Parallel(each, s.width):
         S[span, row, group * each + i, j] = found[i, j]
     if at[row] // (tiles * SPAN) == span:
-        attend_to_itself(at, K, V, S, L, given, turned, s, layer, group, row)
+        attend_to_itself(at, table, K, V, S, L, given, turned, s, layer, group, row)
 
 
 @T.macro
@@ -171,12 +209,3 @@ def combined(S: Any, L: Any, o: Any, sizes: LayerSizes, first: Any, heads: int, 
             o[i, j] += T.exp2(L[span, row, first + i, 0] - most[i]) * S[span, row, first + i, j]
     for i, j in T.Parallel(heads, s.width):
         o[i, j] = o[i, j] / total[i]
-
-
-@T.macro
-def combine(S: Any, L: Any, A: Any, sizes: LayerSizes, first: Any, heads: int, row: Any) -> None:
-    """Some heads' attention over all keys."""
-    o = T.alloc((heads, sizes.width), "float32", level="l0")
-    combined(S, L, o, sizes, first, heads, row)
-    for i, j in T.Parallel(heads, sizes.width):
-        A[row, (first + i) * sizes.width + j] = o[i, j]

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from tilescale.ops.softmax import base2
 
-ROWS, DEPTH, THREADS = 64, 128, 128
-"""Outputs of a tile of a product; elements of K in a step; threads of a block."""
+DEPTH, THREADS = 128, 128
+"""Elements of K in a step of a product; threads of a block."""
+
+TILE = 16 << 10
+"""Bytes of a tile of weights."""
 
 SPAN, QUERIES, COLUMNS = 64, 64, 128
 """Keys of a task of attention, its rows of queries, padded; features of a task of elementwise phases."""
@@ -16,6 +19,8 @@ SLAB = 64 << 10
 
 MOST = 16
 """Sequences, at most."""
+
+FLOAT8 = "float8_e4m3fn"
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,10 @@ class LayerSizes:
         epsilon: of the norms.
         head_norms: whether queries and keys are normalized, as in Qwen3.
         blocks: of the launch: SMs of a device.
+        weights: their type, bfloat16 or float8_e4m3fn.
+        page: keys of a page of the cache; 0 where the keys of a sequence are contiguous.
+        pages: of the cache.
+        squares: whether a scale of float8 weights is that of 128 x 128 of them, else of an output.
     """
 
     batch: int = 1
@@ -43,11 +52,35 @@ class LayerSizes:
     epsilon: float = 1e-5
     head_norms: bool = False
     blocks: int = 132
+    weights: str = "bfloat16"
+    squares: bool = True
+    page: int = 0
+    pages: int = 0
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether weights are float8."""
+        return self.weights == FLOAT8
+
+    @property
+    def terms(self) -> int:
+        """Numbers of the weights' type whose sum is an activation: see decode_float8.py."""
+        return 2 if self.is_float8 else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Of a weight, and of each term of an activation."""
+        return 1 if self.is_float8 else 2
 
     @property
     def rows(self) -> int:
-        """Rows of activations: what tensor cores take at once."""
-        return 8 if self.batch <= 8 else 16
+        """Rows of activations: a multiple of 8, as tensor cores take them."""
+        return -(-self.terms * self.batch // 8) * 8
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile of weights, which are outputs."""
+        return TILE // (DEPTH * self.nbytes)
 
     @property
     def scale(self) -> float:
@@ -71,9 +104,37 @@ class LayerSizes:
 
     def parts(self, outputs: int, inputs: int) -> int:
         """Parts of K of a product: the fewest with which the busiest block loads the fewest weights."""
-        tiles, steps = outputs // ROWS, inputs // DEPTH
-        fits = [n for n in divisors(steps) if n <= self.blocks and 2 * self.rows * inputs // n <= SLAB]
+        tiles, steps = outputs // self.tile_rows, inputs // DEPTH
+        row = self.rows * self.nbytes * inputs
+        fits = [n for n in divisors(steps) if n <= self.blocks and row // n <= SLAB]
         return min(fits or [steps], key=lambda n: (self.each(n, tiles) * steps // n, n))
+
+    def tasks(self, outputs: int, parts: int) -> tuple[int, int]:
+        """Tasks of a product along its outputs and along K, of some parts."""
+        tiles = outputs // self.tile_rows
+        return tiles // self.each(parts, tiles), parts
+
+    def scales(self, outputs: int, inputs: int) -> tuple[int, int, int]:
+        """Shape of the scales of all layers' weights; one number where there are none."""
+        if not self.is_float8:
+            return 1, 1, 1
+        return self.layers, *((outputs // DEPTH, inputs // DEPTH) if self.squares else (outputs, 1))
+
+    def factors(self, features: int) -> tuple[int, int]:
+        """Shape of the factors of activations; one number where there are none."""
+        return (features // DEPTH, self.batch) if self.is_float8 else (1, 1)
+
+    @property
+    def cache(self) -> tuple[int, ...]:
+        """Shape of all layers' keys, and of their values."""
+        if self.page:
+            return self.layers, self.pages, self.page, self.groups, self.width
+        return self.layers, self.batch, self.groups, self.keys, self.width
+
+    @property
+    def table(self) -> tuple[int, int]:
+        """Shape of the block table; one number without pages."""
+        return (self.batch, self.keys // self.page) if self.page else (1, 1)
 
     @property
     def projected(self) -> int:

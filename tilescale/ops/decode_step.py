@@ -21,7 +21,8 @@ from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import check_count, check_tensor
 from tilescale.ops.decode_program import decode_layers
-from tilescale.ops.decode_sizes import COLUMNS, DEPTH, MOST, QUERIES, SPAN, LayerSizes
+from tilescale.ops.decode_sizes import COLUMNS, DEPTH, FLOAT8, MOST, QUERIES, SPAN, LayerSizes
+from tilescale.ops.decode_weights import FORMS, RankWeights, form_of
 from tilescale.ops.group import group_name, rank_of, size_of, team_of
 from tilescale.ops.products import at_once
 from tilescale.runtime.compile import compile as compile_program
@@ -32,16 +33,11 @@ MODELS = ("llama", "qwen3")
 WIDTHS = (64, 128)
 """Supported features of a head."""
 
+PAGES = (16, 32, 64, 128)
+"""Supported tokens of a page."""
+
 SCHEDULES = ("persistent", "sequential")
 """Schedules of the layers to choose from."""
-
-WEIGHTS = {
-    "Wqkv": (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), 0),
-    "Wo": (("self_attn.o_proj",), 1),
-    "Wup": (("mlp.gate_proj", "mlp.up_proj"), 0),
-    "Wdown": (("mlp.down_proj",), 1),
-}
-"""Parameter of the program -> the linear layers that it has side by side, and the dimension that ranks split."""
 
 
 class DecodeStep(nn.Module):
@@ -55,28 +51,39 @@ class DecodeStep(nn.Module):
         step.load(made.past_key_values)
         logits = step(made.logits[:, -1].argmax(-1))
 
+    With pages the cache is laid out as in serving engines: `block_table` names the pages of each sequence, in any
+    order. At first they are those of one sequence after the other; write to it, between calls, for others.
+
     A CUDA graph may capture a call: the lengths of the sequences are on the device. Only calls check that the cache
     is not full; replays beyond it store nothing, and their logits are wrong. On several ranks each one has its
     heads and its part of the MLP; sums over the ranks are part of the launch.
 
     Args:
         model: a causal language model in bfloat16, the same on all ranks, or one whose linear layers already have this
-            rank's part. Where they stay whole, their weights become views of those of the launch.
+            rank's part. Where they stay whole, their weights become views of those of the launch. The weights of all
+            linear layers may be float8_e4m3fn, as transformers loads them: with scales of 128 x 128 weights or of each
+            output, in `weight_scale_inv` or `weight_scale`. Activations are as precise as with bfloat16.
         batch: sequences, up to 16.
-        keys: tokens of a sequence, at most; a multiple of 64.
+        keys: tokens of a sequence, at most; a multiple of 64, and of the page size.
+        page_size: tokens of a page: 16, 32, 64 or 128; None for a cache without pages.
+        pages: of the cache; None for as many as the sequences have.
         schedule: "persistent": one launch; "sequential": phases in order; None for the one that takes a layer less time
             in a simulation of the machine, which takes some seconds.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Attributes:
         lengths: (batch,), int32: cached tokens of each sequence.
-        K, V: (layers, batch, this rank's key heads, keys, features): the cache.
+        K, V: (layers, batch, this rank's key heads, keys, features): the cache; with pages (layers, pages, page size,
+            this rank's key heads, features).
+        block_table: (batch, keys / page size), int32: the pages of each sequence, where there are pages. Entries
+            behind the page of the next token are not read.
 
     Raises:
         ArgumentError: an unsupported model or size; names it, and the supported ones.
     """
 
     lengths: torch.Tensor
+    block_table: torch.Tensor
     K: torch.Tensor
     V: torch.Tensor
     X: torch.Tensor
@@ -86,16 +93,24 @@ class DecodeStep(nn.Module):
     angles: Any
 
     def __init__(
-        self, model: nn.Module, batch: int, keys: int, *, schedule: str | None = None, group: Any = None
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        batch: int,
+        keys: int,
+        *,
+        page_size: int | None = None,
+        pages: int | None = None,
+        schedule: str | None = None,
+        group: Any = None,
+    ) -> None:
         super().__init__()
         name = group_name(group)
-        self.rank, self.size = rank_of(name), size_of(name)
         base: Any = model.model
-        self.sizes = _sizes(model, batch, keys, self.size)
+        self.sizes = _paged(_sizes(model, batch, keys, size_of(name)), page_size, pages)
+        self.weights = RankWeights(self.sizes, rank_of(name))
         self.embed, self.rotary, self.norm, self.head = base.embed_tokens, base.rotary_emb, base.norm, model.lm_head
         with torch.no_grad():
-            known = self._weights(base.layers)
+            known = self.weights.of(base.layers)
         machine = current_machine()
         chosen = _fastest(self.sizes, machine) if schedule is None else schedule
         func = decode_layers(self.sizes)
@@ -106,6 +121,8 @@ class DecodeStep(nn.Module):
             made = known.get(buffer.name)
             made = torch.zeros(shape, dtype=dtype, device=self.embed.weight.device) if made is None else made
             self.register_buffer(buffer.name, made, persistent=False)
+        if page_size is not None:
+            self.block_table.copy_(torch.arange(self.block_table.numel()).view_as(self.block_table) % self.sizes.pages)
         self.longest = 0
 
     def load(self, cache: Any, lengths: Sequence[int] | None = None) -> None:
@@ -127,10 +144,19 @@ class DecodeStep(nn.Module):
                         f"the cache has {len(given)} sequences of {taken} tokens",
                         hint=f"this step has {self.sizes.batch} of at most {self.sizes.keys}",
                     )
-                mine[:, :, :taken] = self._part(given, 1, self.sizes.groups)
+                self._store(mine, self.weights.part(given, 1, self.sizes.groups))
         found = [taken] * self.sizes.batch if lengths is None else list(lengths)
         self.lengths.copy_(torch.tensor(found, dtype=torch.int32))
         self.longest = max(found)
+
+    def _store(self, cache: torch.Tensor, given: torch.Tensor) -> None:
+        """Cache the first keys or values of a layer, (batch, key heads, tokens, features)."""
+        page = self.sizes.page
+        if not page:
+            cache[:, :, : given.shape[2]] = given
+            return
+        at = torch.arange(given.shape[2], device=cache.device)
+        cache[self.block_table[:, at // page].long(), at % page] = given.transpose(1, 2)
 
     @torch.no_grad()
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -158,43 +184,6 @@ class DecodeStep(nn.Module):
         self.lengths += 1
         return self.head(self.norm(self.X).to(x.dtype))
 
-    def _weights(self, layers: Any) -> dict[str, torch.Tensor]:
-        """Weights of all layers, by the program's parameters."""
-        found = {name: self._stacked(layers, *where) for name, where in WEIGHTS.items()}
-        norms = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
-        for name, where in norms.items():
-            found[name] = torch.stack([layer.get_submodule(where).weight for layer in layers]).float()
-        if self.sizes.head_norms:
-            each = [(layer.self_attn.q_norm.weight, layer.self_attn.k_norm.weight) for layer in layers]
-            found["heads"] = torch.stack([torch.stack(pair) for pair in each]).float()
-        return found
-
-    def _stacked(self, layers: Any, names: Sequence[str], dim: int) -> torch.Tensor:
-        """The weights of some linear layers of all decoder layers; whole ones become views of the result."""
-        s = self.sizes
-        extents = {"q_proj": s.heads * s.width, "o_proj": s.heads * s.width}
-        extents |= {"k_proj": s.groups * s.width, "v_proj": s.groups * s.width}
-        found: list[torch.Tensor] = []
-        made = torch.empty(0)
-        for number, layer in enumerate(layers):
-            linears = [layer.get_submodule(name) for name in names]
-            shares = [extents.get(name.rpartition(".")[2], s.inner) for name in names]
-            found = [self._part(each.weight, dim, n) for each, n in zip(linears, shares, strict=True)]
-            if not number:
-                rows = sum(map(len, found))
-                made = found[0].new_empty(len(layers), rows, found[0].shape[1])
-            begins = [sum(map(len, found[:i])) for i in range(len(found))]
-            for linear, part, begin in zip(linears, found, begins, strict=True):
-                view = made[number, begin : begin + len(part)]
-                view.copy_(part)
-                if part.shape == linear.weight.shape:
-                    linear.weight.data = view
-        return made
-
-    def _part(self, x: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
-        """This rank's part of a tensor that is whole, or this part already."""
-        return x if x.shape[dim] == extent else x.chunk(self.size, dim)[self.rank]
-
     def extra_repr(self) -> str:
         """The module's line in a printed model."""
         s = self.sizes
@@ -212,6 +201,19 @@ def _fastest(sizes: LayerSizes, machine: Machine) -> str:
         return simulated_us(program, machine=machine, assume=full)
 
     return min(SCHEDULES, key=time_us)
+
+
+def _paged(sizes: LayerSizes, page_size: int | None, pages: int | None) -> LayerSizes:
+    """The sizes with pages, if there are some. Raises ArgumentError for unsupported ones."""
+    if page_size is None:
+        return sizes
+    if page_size not in PAGES or sizes.keys % page_size:
+        raise ArgumentError(
+            f"page_size is {page_size}, keys is {sizes.keys}", hint=f"supported: {PAGES}, and keys in whole pages"
+        )
+    pages = sizes.batch * (sizes.keys // page_size) if pages is None else pages
+    check_count("pages", pages)
+    return replace(sizes, page=page_size, pages=pages)
 
 
 def _sizes(model: Any, batch: int, keys: int, size: int) -> LayerSizes:
@@ -238,10 +240,15 @@ def _sizes(model: Any, batch: int, keys: int, size: int) -> LayerSizes:
         (inner % (size * COLUMNS), f"intermediate_size is {inner}", f"multiples of {size * COLUMNS}"),
         (heads // size * width % DEPTH, f"a rank has {heads // size} heads of {width}", f"multiples of {DEPTH}"),
     ]
+    form, shares = form_of(model.model.layers), (heads // size, groups // size, width, inner // size)
+    if isinstance(form, str):
+        supported = "; ".join(f"{dtype} {kind}" for dtype, kind in FORMS)
+        wrong.append((True, f"weights are {form}", supported))
+    elif form[0] == FLOAT8:
+        wrong.append((width != DEPTH, f"heads have {width} features", f"{DEPTH} with float8 weights"))
     for is_wrong, found, supported in wrong:
         if is_wrong:
             raise ArgumentError(found, hint=f"supported: {supported}")
-    shares = heads // size, groups // size, width, inner // size
     has_norms = config.model_type == "qwen3"
     layers, epsilon = config.num_hidden_layers, config.rms_norm_eps
-    return LayerSizes(batch, size, config.hidden_size, *shares, keys, layers, epsilon, has_norms, at_once())
+    return LayerSizes(batch, size, config.hidden_size, *shares, keys, layers, epsilon, has_norms, at_once(), *form)
