@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,8 +17,9 @@ from trials import Case, checked
 
 import tilescale
 from tilescale import ops
+from tilescale.ops.decode_float8 import END
 from tilescale.ops.decode_program import decode_layers
-from tilescale.ops.decode_sizes import LayerSizes
+from tilescale.ops.decode_sizes import DEPTH, FLOAT8, LayerSizes
 from tilescale.tuning.race import Contender, Heat, Runner
 
 Tensors = dict[str, torch.Tensor]
@@ -34,13 +36,19 @@ SCHEDULES = {"one launch": "persistent", "in order": "sequential"}
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     """Sequences x cached tokens x features, in CUDA graphs; the baseline reads as many bytes as the weights have."""
     for batch, layers in ((1, 1),) if quick else ((1, 1), (1, 4), (16, 1), (16, 4)):
-        yield Work(sizes_of(batch, gpus, layers)).heat()
+        for form in FORMS:
+            yield Work(sizes_of(batch, gpus, layers, **form)).heat()
 
 
-def sizes_of(batch: int, gpus: int, layers: int) -> LayerSizes:
+FORMS: tuple[dict[str, Any], ...] = ({}, {"weights": FLOAT8}, {"page": 16})
+"""Of weights and cache: bfloat16 without pages, float8 with scales of 128 x 128, and pages of 16 tokens."""
+
+
+def sizes_of(batch: int, gpus: int, layers: int, **form: Any) -> LayerSizes:
     """Those of Llama 3 8B on these GPUs."""
     heads, groups, inner = (n // gpus for n in (32, 8, 14336))
-    return LayerSizes(batch, gpus, heads=heads, groups=groups, inner=inner, layers=layers)
+    sizes = LayerSizes(batch, gpus, heads=heads, groups=groups, inner=inner, layers=layers, **form)
+    return replace(sizes, pages=batch * sizes.keys // sizes.page) if sizes.page else sizes
 
 
 @dataclass(frozen=True)
@@ -58,11 +66,16 @@ class Work:
                 Contender(name, functools.partial(self.ours, how), lambda h=how: self.kernel(h))
                 for name, how in SCHEDULES.items()
             ),
-            *(Contender(name, functools.partial(self.torchs, product)) for name, product in PRODUCTS.items()),
+            *(Contender(name, functools.partial(self.torchs, product)) for name, product in self.products.items()),
         ]
         shape = s.batch, s.keys, s.hidden
-        name = f"llama decode {s.layers} layer{'s' * (s.layers > 1)}"
-        return Heat(name, shape, "bfloat16", s.devices, "graph", BASELINE, entries, bytes=self.nbytes)
+        name = f"llama decode {s.layers} layer{'s' * (s.layers > 1)}{', paged cache' * (s.page > 0)}"
+        return Heat(name, shape, s.weights, s.devices, "graph", BASELINE, entries, bytes=self.nbytes)
+
+    @property
+    def products(self) -> dict[str, Product]:
+        """Of PyTorch, where it has such weights and caches."""
+        return {} if self.sizes.is_float8 or self.sizes.page else PRODUCTS
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +86,8 @@ class Work:
         """A new residual stream, and the result of the same layer in float64."""
         generator = torch.Generator(trials.device()).manual_seed(seed)
         x = torch.randn(self.sizes.batch, self.sizes.hidden, generator=generator, device=trials.device())
-        wide = {name: t.double() if t.is_floating_point() else t for name, t in tensors(self.sizes).items()}
+        given = tensors(self.sizes)
+        wide = {name: dequantized(given, name) if t.is_floating_point() else t for name, t in given.items()}
         want = step(self.sizes, wide, x.double(), nccl).float()
         added = float((want - x).pow(2).mean().sqrt())
         return Case((x,), want, torch.full_like(want, BOUND * added))
@@ -89,7 +103,7 @@ class Work:
 
     def ours(self, schedule: str) -> Runner:
         """The program; its workspaces are poisoned before checked calls."""
-        kernel, known, args = self.kernel(schedule), tensors(self.sizes), []
+        kernel, known, args = self.kernel(schedule), paged(self.sizes, tensors(self.sizes)), []
         for parameter in kernel.program.parameters:
             shape, dtype = tuple(map(int, parameter.shape)), getattr(torch, str(parameter.buffer.dtype))
             args.append(torch.zeros(shape, dtype=dtype, device=trials.device()))
@@ -112,7 +126,7 @@ class Work:
         return checked(self.draw, x.copy_, lambda: made(x))
 
 
-WORKSPACES = 11
+WORKSPACES = 14
 """Last parameters of the program, which it writes before it reads them."""
 
 
@@ -129,6 +143,9 @@ def tensors(sizes: LayerSizes) -> Tensors:
     shapes = {"Wqkv": (s.projected, s.hidden), "Wo": (s.hidden, values)}
     shapes |= {"Wup": (2 * s.inner, s.hidden), "Wdown": (s.hidden, s.inner)}
     found = {name: random(s.layers, *shape, scale=shape[1] ** -0.5) for name, shape in shapes.items()}
+    if s.is_float8:
+        for name in shapes:
+            found |= rounded(name, found[name])
     found |= {
         name: torch.rand((s.layers, s.hidden), generator=common, device=device) + 0.5 for name in ("norm1", "norm2")
     }
@@ -140,6 +157,36 @@ def tensors(sizes: LayerSizes) -> Tensors:
         "lengths": at,
         "angles": torch.stack([turns.cos(), turns.sin()]),
     }
+
+
+def rounded(name: str, weights: torch.Tensor) -> Tensors:
+    """Weights as float8, and the scales of squares of them."""
+    layers, outputs, inputs = weights.shape
+    tiles = weights.view(layers, outputs // DEPTH, DEPTH, inputs // DEPTH, DEPTH).float()
+    scales = tiles.abs().amax((2, 4), keepdim=True) / END
+    return {name: (tiles / scales).to(torch.float8_e4m3fn).view(weights.shape), f"of_{name}": scales[:, :, 0, :, 0]}
+
+
+def dequantized(t: Tensors, name: str) -> torch.Tensor:
+    """A tensor in float64, weights times their scales."""
+    if f"of_{name}" not in t:
+        return t[name].double()
+    scales = t[f"of_{name}"].double()
+    return t[name].double() * scales.repeat_interleave(DEPTH, 1).repeat_interleave(DEPTH, 2)
+
+
+def paged(sizes: LayerSizes, t: Tensors) -> Tensors:
+    """The same with the cache in pages, in a random order, if there are some."""
+    s = sizes
+    if not s.page:
+        return t
+    table = torch.randperm(s.pages, device=t["K"].device).view(s.table)
+    pages = {}
+    for name in "KV":
+        parts = t[name].view(s.layers, s.batch, s.groups, -1, s.page, s.width)
+        pages[name] = torch.empty(s.cache, dtype=parts.dtype, device=parts.device)
+        pages[name][:, table] = parts.permute(0, 1, 3, 4, 2, 5)
+    return t | pages | {"block_table": table.int()}
 
 
 def step(sizes: LayerSizes, t: Tensors, x: torch.Tensor, product: Product) -> torch.Tensor:

@@ -2,7 +2,8 @@
 """Models of transformers decode by one launch: `torchrun --nproc-per-node N tests/gpu/decode_check.py [names]`.
 
 Small models that have learned random texts go on from their first tokens, by `ops.DecodeStep` in a CUDA graph and by
-the model itself: both generate the same 256 tokens. Prints PASS or FAIL for each model and rank.
+the model itself: both generate the same 256 tokens. Some have float8 weights, or a paged cache with pages in a random
+order. Prints PASS or FAIL for each model and rank; a model that has not learned its texts fails before it generates.
 """
 
 import importlib.util
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 from tests.gpu import named_checks  # noqa: E402
+from tests.persistent.float8_linear import to_float8  # noqa: E402
 from tilescale import ops  # noqa: E402
 
 LIMIT_S = 200.0
@@ -25,18 +27,21 @@ PROMPT, TOKENS, KEYS = 16, 256, 320
 VOCABULARY, STEPS, OFTEN, RATE = 256, 2000, 50, 1e-3
 """Of the models; of training: steps at most, those between two tests of what is learned, and their rate."""
 
-MARGIN = 3.0
-"""Least distance of a right token's logit to the next one: far more than bfloat16 rounds."""
+MARGIN, ROUNDED = 6.0, 2.0
+"""Least distance of a right token's logit to the next one: as learned, and of the rounded model, which is far more than
+logits change with the order of sums."""
 
 KINDS = {"llama": ("LlamaConfig", "LlamaForCausalLM"), "qwen3": ("Qwen3Config", "Qwen3ForCausalLM")}
 
 
 @dataclass(frozen=True)
 class Check:
-    """A model, and the number of its texts."""
+    """A model, the number of its texts, whether its weights are float8, and the keys of a page."""
 
     kind: str
     batch: int
+    is_float8: bool = False
+    page_size: int | None = None
 
     def run(self) -> None:
         """Learn, decode, compare."""
@@ -44,6 +49,9 @@ class Check:
         shape = self.batch, PROMPT + TOKENS
         texts = ops.broadcast(torch.randint(0, VOCABULARY, shape, generator=generator, device="cuda"))
         model = self.model(texts)
+        margin = self.margin(model, texts)
+        if margin < ROUNDED:
+            raise AssertionError(f"the model has not learned its texts: the margin of a token is {margin:.2f}")
         found = self.decoded(model, texts[:, :PROMPT])
         want = model.generate(
             texts[:, :PROMPT], max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False,
@@ -61,7 +69,8 @@ class Check:
         config, kind = (getattr(transformers, name) for name in KINDS[self.kind])
         torch.manual_seed(0)
         sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4}
-        made = kind(config(**sizes, head_dim=128, num_hidden_layers=4, vocab_size=VOCABULARY)).cuda()
+        sizes |= {"head_dim": 128, "num_hidden_layers": 4, "vocab_size": VOCABULARY}
+        made = kind(config(**sizes, eos_token_id=None)).cuda()  # else `generate` forbids that token
         optimizer = torch.optim.AdamW(made.parameters(), RATE, weight_decay=0.0)
         for number in range(STEPS):
             loss = made(texts, labels=texts).loss
@@ -73,18 +82,21 @@ class Check:
         made = made.bfloat16().eval()
         for parameter in made.parameters():
             parameter.data = ops.broadcast(parameter.data)
-        return made
+        return to_float8(made) if self.is_float8 else made
 
     @torch.no_grad()
     def margin(self, model: Any, texts: torch.Tensor) -> float:
         """Least distance of the logit of the right token to the largest other one."""
-        logits, right = model(texts).logits[:, PROMPT - 1 : -1], texts[:, PROMPT:, None]
+        logits, right = model(texts).logits[:, PROMPT - 1 : -1].float(), texts[:, PROMPT:, None]
         return float((logits.gather(-1, right)[..., 0] - logits.scatter(-1, right, -torch.inf).amax(-1)).min())
 
     @torch.no_grad()
     def decoded(self, model: Any, prompt: torch.Tensor) -> torch.Tensor:
         """Tokens that the model generates, by one launch for each, from the third one on replayed from a graph."""
-        step = ops.DecodeStep(model, self.batch, KEYS, schedule="persistent")
+        step = ops.DecodeStep(model, self.batch, KEYS, page_size=self.page_size, schedule="persistent")
+        if self.page_size is not None:
+            pages = torch.randperm(step.block_table.numel(), device="cuda", dtype=torch.int32)
+            step.block_table.copy_(pages.view_as(step.block_table))
         made = model(prompt, use_cache=True)
         step.load(made.past_key_values)
         token = made.logits[:, -1].argmax(-1)
@@ -109,6 +121,10 @@ def checks() -> Iterator[tuple[str, Any]]:
         return
     for kind, batch in ("llama", 1), ("llama", 16), ("qwen3", 5):
         yield f"{kind}_{batch}", Check(kind, batch).run
+    yield "llama_1_float8", Check("llama", 1, is_float8=True).run
+    yield "qwen3_5_float8", Check("qwen3", 5, is_float8=True).run
+    yield "llama_5_pages", Check("llama", 5, page_size=16).run
+    yield "qwen3_1_float8_pages", Check("qwen3", 1, is_float8=True, page_size=64).run
 
 
 if __name__ == "__main__":
