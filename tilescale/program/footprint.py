@@ -120,7 +120,7 @@ def _moment(
 
 
 def _loaded_ahead(loop: ir.Stmt, names: ProgramNames) -> Iterator[ir.Var]:
-    """The tiles that a pipelined loop fills from device memory, by copies directly in its body."""
+    """The tiles that a pipelined loop fills from device memory, by copies in its body or unrolled loops there."""
     if stages_of(loop) < 2:
         return
     for stmt in _directly(loop):
@@ -130,11 +130,12 @@ def _loaded_ahead(loop: ir.Stmt, names: ProgramNames) -> Iterator[ir.Var]:
 
 
 def _directly(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
-    """The statements of a loop's body, without those of loops and branches in it."""
+    """The statements of a loop's body, also in unrolled loops, without those of other loops and branches in it."""
     for inner in ir.children(stmt):
+        is_unrolled = isinstance(inner, ir.For) and inner.kind == ir.ForKind.UNROLLED
         if isinstance(inner, ir.Evaluate):
             yield inner
-        elif isinstance(inner, ir.SeqStmt | ir.AttrStmt | ir.SBlock | ir.SBlockRealize):
+        elif is_unrolled or isinstance(inner, ir.SeqStmt | ir.AttrStmt | ir.SBlock | ir.SBlockRealize):
             yield from _directly(inner)
 
 
