@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Decoder layers in a decode step, in order and as one launch: the results of a reference in PyTorch."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 import tilescale
+from tests.cuda.support import source
 from tests.persistent.conftest import FEW
 from tilescale.hda import Machine
 from tilescale.ops.decode_program import decode_layers
@@ -157,6 +160,17 @@ def test_layers_are_the_reference(sizes: LayerSizes, fused: bool, small: Machine
         for name in "KV":
             error = given[rank][name].float() - in_pages(sizes, want[rank])[name].float()
             assert error.abs().max() < 0.1
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"page": 16, "pages": 1024}, {"weights": FLOAT8}], ids=["plain", "pages", "float8"]
+)
+def test_sixteen_sequences_compile(form: dict[str, Any]):
+    """Their tasks of attention have several tiles of keys; the ring of weights takes what shared memory those leave."""
+    machine = Machine.load("h200-sxm-8")
+    with tilescale.use_machine(machine):
+        func = decode_layers(LayerSizes(16, **form))
+    assert "cp_async_wait" in source(persistent(func, machine)[0])
 
 
 def test_parts_of_an_indivisible_number_of_steps():

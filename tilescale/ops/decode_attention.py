@@ -29,7 +29,7 @@ def load_of_page(
 ) -> None:  # fmt: skip
     """Fill the rows of a tile that are in one page, which is that of a cached key."""
     each = min(sizes.page, SPAN)
-    page = table[row, T.min(key + part, at[row] - 1) // sizes.page]
+    page = table[row, T.max(T.min(key + part, at[row] - 1), 0) // sizes.page]
     begin = (key + part) % sizes.page
     T.copy(cache[layer, page, begin : begin + each, group, :], tile[part : part + each, :])
 
@@ -156,7 +156,7 @@ def attend(
     T.fill(most, -1e30)
     T.clear(total)
     T.clear(o)
-    for tile in T.Pipelined(count, num_stages=2) if tiles > 1 else T.serial(count):
+    for tile in T.Pipelined(tiles, num_stages=2) if tiles > 1 else T.serial(count):
         if tiles > 1:
             load(K, table, at, k, s, layer, group, row, first + tile * SPAN)
             load(V, table, at, v, s, layer, group, row, first + tile * SPAN)
