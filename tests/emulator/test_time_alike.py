@@ -7,7 +7,7 @@ import tilescale
 import tilescale.language as T
 from tests.emulator.timing import H200, derived
 from tilescale.backends.emulator.execute import grid
-from tilescale.backends.emulator.record import instrumentation, memoization
+from tilescale.backends.emulator.record import equivalence, instrumentation
 from tilescale.timing import replay
 from tilescale.timing.timeline import Copies
 
@@ -196,13 +196,40 @@ def test_a_device_that_finds_another_cache_does_not_take_over(monkeypatch):
         return twice
 
     written = []
-    run = memoization._Programs.run
-    monkeypatch.setattr(memoization._Programs, "run", lambda self: written.append(1) or run(self))
+    run = equivalence.GridPrograms.run
+    monkeypatch.setattr(equivalence.GridPrograms, "run", lambda self: written.append(1) or run(self))
     # The first grid asks for its rank, so both devices write down their own.
     for first, grids in (0, 3), (1, 4):
         written.clear()
         tilescale.emulate(program(first), machine=H200, data=False)
         assert len(written) == grids
+
+
+def test_a_device_takes_over_the_cache_of_a_grid_at_its_end(tmp_path, monkeypatch):
+    """The device that is run continues with its next grids, which use the cache, before others take over the first."""
+
+    @T.prim_func
+    def program(X: T.Tensor((64, 4096), "float32"), Y: T.Tensor((640, 4096), "float32")):
+        with T.Kernel(device=2, block=64, threads=128) as bx:
+            with T.Scale("block"):
+                tile = T.alloc((1, 4096), "float32", level="l0")
+                T.copy(X[bx, 0], tile)
+        with T.Kernel(device=2, block=64, threads=128) as bx:
+            with T.Scale("block"):
+                tile = T.alloc((1, 4096), "float32", level="l0")
+                T.copy(X[bx, 0], tile)
+                for i in T.serial(10):
+                    T.copy(Y[bx * 10 + i, 0], tile)
+        with T.Kernel(device=2, block=64, threads=128) as bx:
+            with T.Scale("block"):
+                tile = T.alloc((1, 4096), "float32", level="l0")
+                T.copy(X[bx, 0], tile)
+
+    started = []
+    start = grid.Grid.start
+    monkeypatch.setattr(grid.Grid, "start", lambda self, *args: started.append(1) or start(self, *args))
+    found(program, derived(tmp_path, "memory:\n  l2: {cache_capacity: 1100 KiB}\n"))
+    assert len(started) == 3  # one program of each grid, on one device
 
 
 def test_a_unit_that_represents_all_is_as_busy_as_each():

@@ -36,7 +36,7 @@ class Instrumentation(Protocol):
         body must run.
         """
 
-    def memoized(self, compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Together | None:
+    def representatives(self, compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Together | None:
         """A runner of a grid phase where some programs represent others; None where all must run."""
 
     def copy(self, compiler: Compiler, call: ir.Call) -> Closure:

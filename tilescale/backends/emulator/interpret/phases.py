@@ -99,7 +99,7 @@ def _grid_phase(compiler: Compiler, phase: GridPhase) -> Closure:
     body = compiler.stmt(phase.stmt)
     plan = _plan(compiler, phase, launch, slots, threads)
     if compiler.instrumentation is not None:
-        plan.together = compiler.instrumentation.memoized(compiler, launch, phase.stmt)
+        plan.together = compiler.instrumentation.representatives(compiler, launch, phase.stmt)
     elif compiler.lockstep is not None:
         plan.together = _lockstep_grids(compiler, compiler.lockstep, slots)
 

@@ -4,5 +4,5 @@
     recorder.py     the trace of a run
     instrumentation.py      adds recording to closures, of flags and roles too; loops.py has serial loops
     registry.py costs.py transfers.py       costs of operations; tally.py counts single statements
-    equivalence.py memoization.py   programs with equal steps in runs without data: one is run for all
+    equivalence.py  programs with equal steps in runs without data: one is run for all
 """

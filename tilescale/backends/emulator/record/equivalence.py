@@ -1,24 +1,37 @@
 # SPDX-License-Identifier: MIT
-"""Program equivalence: the differences between programs of a grid, without data.
+"""Program equivalence in runs without data: one program is run and recorded, equivalent ones reuse its record.
 
 Without data a program consists of its demands on the machine. Where programs neither order nor address each other, two
 of them have equal demands, unless their indices decide more than the addresses of their tiles: a branch, the extent of
-a loop.
+a loop. Effects of an address are evaluated for each program: the part of a tile inside its tensor, and cache hits. A
+tensor-owning unit in the same state as another one before a grid reuses the record of the whole grid.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tilelang_core import ir, tl
+from tilescale.backends.emulator.execute.grid import Grid
+from tilescale.backends.emulator.execute.tasks import Task, Wait
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
+from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.record.registry import orders
 from tilescale.program.model import Launch
 from tilescale.program.operations import Barrier, Collective, Copy, Rank, Signal, TileView, operation, signalled
 from tilescale.program.ops import SCALE
+from tilescale.timing.rates import TileCache
+from tilescale.timing.record import CacheLookup, TaskLog
+from tilescale.timing.steps import RecordedTask
+
+Index = tuple[int, ...]
 
 OF_ONE_PROGRAM = frozenset(
     (
@@ -180,3 +193,117 @@ def _around(compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> set[ir.Var]:
 
     ir.walk(stmt, visit)
     return used - bound
+
+
+# -- representatives ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Representative:
+    """A program, or a whole grid, that is run for all that are equivalent to it.
+
+    Attributes:
+        tasks: its record; None until its end.
+        collectives: those that its programs took part in.
+        cache: the cache's content after a grid.
+    """
+
+    tasks: list[RecordedTask] | None = None
+    collectives: Counter[str] = field(default_factory=Counter)
+    cache: TileCache | None = None
+
+
+class Representatives:
+    """The representatives of a phase: for each grid of it, and for the programs of the grid that is run."""
+
+    def __init__(self, equivalence: Equivalence, recorder: Recorder):
+        self.equivalence, self.recorder = equivalence, recorder
+        self._known: dict[Hashable, Representative] = {}
+
+    def run(self, grid: Grid) -> None:
+        """Record a grid."""
+        run, recorder, key = grid.device.run, self.recorder, self._key(grid)
+        known = self._known.get(key)
+        if known is not None:
+            run.scheduler.block(Wait(lambda: known.tasks is not None, "a unit that does the same", quiet=True))
+            assert known.tasks is not None
+            recorder.takes_over(known.tasks, known.cache)
+            run.programs_ended(grid.device.unit, grid.count, known.collectives)
+            return
+        mine = Representative()
+        if key is not None:
+            self._known[key] = mine
+        mine.collectives, cache = GridPrograms(self, grid).run(), recorder.cache_of_now()
+        mine.tasks, mine.cache = recorder.launched.tasks, cache and cache.copy()
+
+    def _key(self, grid: Grid) -> Hashable:
+        """The state that a grid's record follows from; None where it is unknown."""
+        device = grid.device
+        found = [device.slots[slot] for slot in self.equivalence.around]
+        values = tuple((v.shape, str(v.dtype)) if isinstance(v, np.ndarray) else v for v in found)
+        if not all(v is None or isinstance(v, tuple | int | float | np.generic) for v in values):
+            return None
+        rank = device.run.number(device.unit) if self.equivalence.by_rank else None
+        cache = self.recorder.cache_of_now()
+        return grid.shape, values, rank, cache.history if cache is not None else None
+
+
+class GridPrograms:
+    """The programs of one grid."""
+
+    def __init__(self, all_grids: Representatives, grid: Grid):
+        self._equivalence, self._recorder, self._grid = all_grids.equivalence, all_grids.recorder, grid
+        # Deciding indices -> the tile accesses to check; these with their results -> the program that is run.
+        self._lookups: dict[Index, list[CacheLookup]] = {}
+        self._known: dict[Hashable, Representative] = {}
+
+    def run(self) -> Counter[str]:
+        """Record all of them, in start order and at their points in the cache's history; returns their collectives."""
+        grid, before = self._grid, self._collectives()
+        self._recorder.starts(grid.places)
+        for number, (index,) in enumerate(grid.clusters):
+            self._record(number, index)
+            if number + grid.plan.resident < grid.count:
+                self._recorder.starts(1)
+        return self._collectives() - before
+
+    def _collectives(self) -> Counter[str]:
+        device = self._grid.device
+        return Counter(device.run.activity[device.run.number(device.unit)].collectives)
+
+    def _record(self, number: int, index: Index) -> None:
+        kind = tuple(index[axis] for axis in self._equivalence.deciding)
+        lookups = self._lookups.get(kind)
+        found = None if lookups is None else tuple([self._found(lookup, index) for lookup in lookups])
+        known = self._known.get((kind, found))
+        if known is not None and known.tasks is not None:
+            device = self._grid.device
+            self._recorder.repeats(self._grid.label(index), *known.tasks)
+            device.run.programs_ended(device.unit, 1, known.collectives)
+            return
+        before = self._collectives()
+        log = self._run(number, index, found)
+        lookups = self._lookups.setdefault(kind, log.looks or [])
+        self._known[kind, tuple(lookup.found for lookup in log.looks or ())] = Representative(
+            [log.task], self._collectives() - before
+        )
+
+    def _found(self, lookup: CacheLookup, index: Index) -> tuple[bool, int]:
+        """The cache and bounds results of a program for an access of a recorded one."""
+        frame = lookup.frame
+        for slot, value in zip(self._grid.plan.slots, index, strict=True):
+            frame.slots[slot] = value
+        for slot, closure in self._equivalence.bindings:
+            if frame.slots[slot] is not None:
+                frame.slots[slot] = closure(frame)
+        tile, nbytes = lookup.tile(frame)
+        return self._recorder.in_cache(tile, nbytes * lookup.times), nbytes
+
+    def _run(self, number: int, index: Index, found: tuple[tuple[bool, int], ...] | None) -> TaskLog:
+        """Run a program to its end; `found` are the cache's answers so far. Returns its log."""
+        ended: list[Task] = []
+        task = self._grid.start(number, [index], lambda: ended.append(task))[0]
+        log = self._recorder.log_of(task)
+        log.looks, log.answers = [], iter([held for held, _ in found]) if found is not None else None
+        self._grid.device.run.scheduler.block(Wait(lambda: bool(ended), "its program", quiet=True))
+        return log

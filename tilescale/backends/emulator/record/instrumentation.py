@@ -17,9 +17,8 @@ from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
 from tilescale.backends.emulator.operations.remote import Flag
 from tilescale.backends.emulator.record.costs import loop_cost
-from tilescale.backends.emulator.record.equivalence import equivalence
+from tilescale.backends.emulator.record.equivalence import Representatives, equivalence
 from tilescale.backends.emulator.record.loops import timed
-from tilescale.backends.emulator.record.memoization import Memoization
 from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.record.registry import COSTS, RUN_WITHOUT_DATA
 from tilescale.backends.emulator.record.tally import tally
@@ -101,12 +100,12 @@ class Recording:
 
         return tell
 
-    def memoized(self, compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Memoization | None:
+    def representatives(self, compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Representatives | None:
         """A runner of a grid phase where some programs represent others; None where all must run."""
         if compiler.assumptions is not None:
             return None  # values may differ between programs and devices
         found = equivalence(compiler, launch, stmt)
-        return Memoization(found) if found is not None else None
+        return Representatives(found, self.recorder) if found is not None else None
 
     def copy(self, compiler: Compiler, call: ir.Call) -> Closure:
         """A function that records a copy executed by a copy queue."""
