@@ -102,7 +102,10 @@ class TileScaleError(Exception):
         message: what was found, one sentence or a small table.
         hint: what to do next, or None.
         where: the places in the user's program, most important first.
+        located: whether no outer statement adds its line to them.
     """
+
+    located = False
 
     def __init__(self, message: str, *, hint: str | None = None, where: Location | Sequence[Location] | None = None):
         self.message = message

@@ -70,8 +70,10 @@ class Unit:
     siblings: int = 4
     program: tuple[int, ...] = (0,)
 
-    def around(self, level: str) -> Any:
+    def find(self, level: str) -> Any:
         return SimpleNamespace(rank=self.ranks[level], siblings=self.siblings) if level in self.ranks else None
+
+    around = find
 
     @property
     def place_in_grid(self) -> tuple[int, ...]:

@@ -82,6 +82,12 @@ class Level:
     capabilities: tuple[str, ...] = spec("names", "what one unit can do, e.g. wgmma", default=())
     source: str = spec("text", "where the numbers come from", default="")
 
+    @property
+    def width(self) -> int:
+        """Hardware threads in one unit of a thread group."""
+        assert self.threads is not None, f"{self.name} is not a thread group"
+        return self.threads
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLayer:

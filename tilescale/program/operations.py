@@ -155,6 +155,12 @@ class Copy:
     op: str | None = None
     after: Wait | None = None
 
+    @property
+    def update(self) -> str:
+        """The operation of the signal on its flag, of a copy that has one."""
+        assert self.op is not None
+        return self.op
+
     @classmethod
     def of(cls, call: ir.Call) -> Copy:
         """A call of `tilescale.copy`."""

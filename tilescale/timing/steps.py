@@ -10,7 +10,7 @@ synchronize. So units and programs that do the same have equal steps, or share t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -178,7 +178,7 @@ class LaunchStep:
 Step = WorkStep | SettleStep | PublishStep | AcquireStep | RendezvousStep | ForkStep | LaunchStep
 
 
-def merged(demands: list[Demands], factor: float = 1.0) -> dict[Hashable, float]:
+def merged(demands: Sequence[Mapping[Any, float]], factor: float = 1.0) -> dict[Hashable, float]:
     """All demands together, each `factor` times."""
     total: dict[Hashable, float] = {}
     for each in demands:

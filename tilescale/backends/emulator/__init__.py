@@ -18,7 +18,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class _Emulated:
     def build(self, options: dict[str, Any]) -> Executable:
         from tilescale.backends.emulator.emulate import emulate_program, simulated_s
 
-        program, machine, kept = self.program, self.target.machine, {}
+        program, machine, kept = self.program, self.target.machine, dict[Hashable, Any]()
         return Executable(
             lambda per_unit: emulate_program(program, machine, per_unit, kept=kept),
             gathers=True,

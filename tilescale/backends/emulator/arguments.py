@@ -58,16 +58,16 @@ def bind_arguments(
             if parameter.buffer is None:
                 slots[compiler.slot(parameter.var)] = _rounded(parameter, known[parameter.var])
             elif value is not None:
-                made = _array(parameter, value, position in written, pairs) if compiler.data else None
-                array = _without_data(compiler, parameter, value, rank) if made is None else made
-                slots |= {compiler.slot(data): array for data in _places(parameter)}
+                places = [parameter.buffer.data, *(view.data for view in parameter.views)]
+                if compiler.data:
+                    array = _array(parameter.buffer, value, position in written, pairs)
+                else:
+                    keeps = any(compiler.root(compiler.slot(data)) in compiler.flags for data in places)
+                    array = _without_data(compiler, parameter, parameter.buffer, value, rank, keeps)
+                slots |= {compiler.slot(data): array for data in places}
         result.append(slots)
     _check_agreement(compiler, program, result)
     return result
-
-
-def _places(parameter: Parameter) -> list[ir.Var]:
-    return [parameter.buffer.data, *(view.data for view in parameter.views)]
 
 
 def _rounded(parameter: Parameter, number: float) -> float:
@@ -75,35 +75,37 @@ def _rounded(parameter: Parameter, number: float) -> float:
     return float(dtype.type(number)) if isinstance(number, float) else number
 
 
-def _without_data(compiler: Compiler, parameter: Parameter, value: Any, rank: int) -> np.ndarray:
-    """An array of the argument's shape without data. Assumed values and flags have data: a copy of the argument, or
-    zeros.
+def _without_data(
+    compiler: Compiler, parameter: Parameter, buffer: ir.Buffer, value: Any, rank: int, keeps: bool
+) -> np.ndarray:
+    """An array of the argument's shape without data. Assumed values have data, and those that the run `keeps` (flags):
+    a copy of the argument, or zeros.
     """
-    declared = str(parameter.buffer.dtype)
+    declared = str(buffer.dtype)
     dtype = numpy_dtype(element_type(declared))
     shape = (*shape_of(parameter, value), *lane_axis(declared))
-    values = compiler.assumptions.of(parameter.name, rank, shape, dtype) if compiler.assumptions is not None else None
+    values = compiler.assumptions.of(buffer.name, rank, shape, dtype) if compiler.assumptions is not None else None
     if values is not None:
         return values
-    if not any(compiler.root(compiler.slot(data)) in compiler.flags for data in _places(parameter)):
+    if not keeps:
         return meta_array(shape, dtype)
     if isinstance(value, torch.Tensor) and value.device.type == "cpu":
         return to_numpy(value).astype(dtype)
     return np.zeros(shape, dtype)
 
 
-def _array(parameter: Parameter, value: Any, written: bool, pairs: Pairs) -> np.ndarray:
+def _array(buffer: ir.Buffer, value: Any, written: bool, pairs: Pairs) -> np.ndarray:
     """The elements of a tensor, sharing its memory where possible."""
     array = to_numpy(value)
-    elements = pairs.elements(parameter, array, written)
+    elements = pairs.elements(buffer, array, written)
     if elements is not None:
         return elements
-    wanted = numpy_dtype(element_type(str(parameter.buffer.dtype)))
+    wanted = numpy_dtype(element_type(str(buffer.dtype)))
     if wanted.kind == "b":
         return array.view(wanted)
     if array.dtype != wanted:
         raise UnsupportedError(
-            f"the emulator takes no tensor of {parameter.buffer.dtype}: {parameter.name!r}",
+            f"the emulator takes no tensor of {buffer.dtype}: {buffer.name!r}",
             hint="pass bytes, and take the elements out of them in the program",
         )
     return array

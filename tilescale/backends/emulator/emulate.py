@@ -153,16 +153,16 @@ def emulate_program(
     wall_s = perf_counter() - begin
     found = run.missed, run.redundant_waits, run.clipped, run.negative, run.unwritten, run.diverged
     record, kept[key] = compiled.release(), compiled
-    if record is not None:
-        recorder = lambda: record  # noqa: E731
-    else:
-        recorder = partial(_recorded, program, target, _shapes(per_unit)) if time else None
-    return Report(program.name, target, tuple(run.activity), wall_s, recorder, *found)
+    recorded = None if record is None else lambda: record
+    if recorded is None and time:
+        recorded = partial(_recorded, program, target, _shapes(per_unit))
+    return Report(program.name, target, tuple(run.activity), wall_s, recorded, *found)
 
 
 def _recorded(program: Program, target: Machine, per_unit: list[list[Any]]) -> Recorder:
     """The record of a program whose steps do not depend on data."""
     report = emulate_program(program, target, per_unit, data=False, progress=False)
+    assert report.recorder is not None, "a run without data is recorded"
     return report.recorder()
 
 
@@ -220,8 +220,8 @@ def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
     """
     mine = []
     for parameter in program.parameters:
-        shape = [ir.constant(n) for n in parameter.shape]
-        if parameter.buffer is None or None in shape:
+        shape = ir.constants(parameter.shape)
+        if parameter.buffer is None or shape is None:
             raise ArgumentError(
                 f"{parameter.name!r} of {program.name} is known at launch only", hint="pass arguments for each unit"
             )
@@ -278,8 +278,8 @@ def _launched(program: Program, machine: Machine) -> list[tuple[str, int | None]
     """Each launched level down to the tensor-owning one, with its number of units; None if known only at launch."""
     known = [(name, ir.constant(extent)) for name, extent in program.extents]
     if machine.program_level == machine.tensor_level:
-        grid = [ir.constant(n) for n in program.launches[0].grid]
-        known.append((machine.program_level.name, math.prod(grid) if None not in grid else None))
+        grid = ir.constants(program.launches[0].grid)
+        known.append((machine.program_level.name, None if grid is None else math.prod(grid)))
     return known
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tilelang_core import ir
 from tilescale.backends.emulator.numerics import element_type, lane_axis, numpy_dtype
 from tilescale.program.arguments import TWO_IN_A_BYTE
-from tilescale.program.model import Parameter
 
 _HALF = 4
 """Bits of an element; the first of two is the lower half of their byte."""
@@ -22,9 +22,9 @@ class Pairs:
         # Data pointer and shape of a tensor -> its bytes, its elements, whether they are written.
         self._known: dict[Any, tuple[np.ndarray, np.ndarray, bool]] = {}
 
-    def elements(self, parameter: Parameter, array: np.ndarray, written: bool) -> np.ndarray | None:
+    def elements(self, buffer: ir.Buffer, array: np.ndarray, written: bool) -> np.ndarray | None:
         """The elements of an argument, one in each array element; None if it holds no pairs."""
-        declared = str(parameter.buffer.dtype)
+        declared = str(buffer.dtype)
         if element_type(declared) not in TWO_IN_A_BYTE or array.dtype not in (np.uint8, np.int8):
             return None
         given = array.view(np.uint8)

@@ -229,7 +229,7 @@ def _peers(witness: Witness, place: Place, pairs: Sequence[tuple[Unit, Released]
     if not far:
         return [None]
     levels = {apart(*pair) for pair in far}
-    if len(far) < len(pairs) or levels != {place.level}:
+    if place.level is None or len(far) < len(pairs) or levels != {place.level}:
         return []
     made = operation(place.stmt.value) if isinstance(place.stmt, ir.Evaluate) else None
     copied = [(str(made.peer), made.peer)] if isinstance(made, Copy) and made.level == place.level else []
@@ -259,8 +259,8 @@ def _fits(values: Sequence[int], units: Sequence[Unit], place: Place) -> list[Te
 def _ranks(units: Sequence[Unit], place: Place) -> Iterator[tuple[Term, list[int], int]]:
     """Integers in scope that differ between units: their values on each of some units, and their extents."""
     for var, level in reversed(place.ranks):
-        around = [unit.around(level) for unit in units]
-        if None not in around:
+        around = [found for unit in units if (found := unit.find(level)) is not None]
+        if len(around) == len(units):
             yield (var.name, var), [unit.rank for unit in around], max(unit.siblings for unit in around)
     indices = [unit.place_in_grid for unit in units]
     for axis, (var, extent, name) in enumerate(place.grid):

@@ -112,7 +112,8 @@ class Report:
         """
         if path is None:
             return page(self.timeline, unfolded=engines)
-        return plot(self.timeline, path, engines=engines, dark=dark)
+        plot(self.timeline, path, engines=engines, dark=dark)
+        return None
 
     def __repr__(self) -> str:
         units = f"{len(self.activity)} x {self.machine.tensor_level.name}"

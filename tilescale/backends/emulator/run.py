@@ -17,10 +17,10 @@ from tilescale.backends.emulator.compiled import Compiled
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.interleave import Interleaved
 from tilescale.backends.emulator.execute.memory import address
-from tilescale.backends.emulator.execute.observe import Observer
+from tilescale.backends.emulator.execute.observe import Actor, Observer
 from tilescale.backends.emulator.execute.queues import CopyQueue
 from tilescale.backends.emulator.execute.scheduler import Deadlock, Scheduler
-from tilescale.backends.emulator.execute.tasks import Task
+from tilescale.backends.emulator.execute.tasks import Task, Wait
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.errors import DeadlockError, Location
 from tilescale.hda import Machine
@@ -135,7 +135,7 @@ class Run:
             try:
                 self.scheduler.run()
             except Deadlock as deadlock:
-                raise self._deadlock_error(deadlock.tasks) from None
+                raise self._deadlock_error(deadlock.waits) from None
             for observer in self.observers:
                 observer.ends()
 
@@ -162,7 +162,7 @@ class Run:
         """Whether a task of that name is a copy queue."""
         return any(queue.name == task for queue in self._queues.values())
 
-    def _units(self, parent: Unit, levels: list[tuple[str, int]]):
+    def _units(self, parent: Unit, levels: list[tuple[str, int]]) -> Iterator[Unit]:
         if not levels:
             yield parent
             return
@@ -185,7 +185,7 @@ class Run:
         for observer in self.listeners:
             observer.acquires(place)
 
-    def synchronizes(self, frame: Frame) -> None:
+    def synchronizes(self, frame: Actor) -> None:
         """The threads of a frame, which run in lockstep, synchronize or may synchronize."""
         for observer in self.observers:
             observer.synchronizes(frame)
@@ -201,7 +201,7 @@ class Run:
     def number(self, unit: Unit) -> int:
         """The number of the tensor-owning unit that contains `unit`."""
         while unit not in self._numbers:
-            unit = unit.parent
+            unit = unit.outer
         return self._numbers[unit]
 
     def _of(self, unit: Unit) -> Activity:
@@ -238,6 +238,10 @@ class Run:
         """Programs of a unit exchange tiles by the collective number `made`, through `size` bytes of memory."""
         self._of(unit).workspaces[made] = size
 
+    def collectives_of(self, unit: Unit) -> Counter[str]:
+        """The collectives that a unit and its programs took part in, and how often."""
+        return Counter(self._of(unit).collectives)
+
     def programs_ended(self, unit: Unit, count: int, collectives: Mapping[str, int]) -> None:
         """`count` tile programs have ended; `collectives` are those they took part in and have not reported yet."""
         account = self._of(unit)
@@ -263,17 +267,17 @@ class Run:
 
     # -- deadlock ------------------------------------------------------------------------------------------------------
 
-    def _deadlock_error(self, tasks: list[Task]) -> DeadlockError:
+    def _deadlock_error(self, waits: Mapping[Task, Wait]) -> DeadlockError:
         self.observers = ()  # reads of memory for the report are not accesses
-        waits = [t for t in tasks if not t.wait.quiet]
+        waits = {task: wait for task, wait in waits.items() if not wait.quiet}
         groups: dict[tuple[str, str, Location | None], list[Task]] = {}
-        for task in waits:
-            groups.setdefault((task.wait.what, task.wait.seen(), task.wait.where), []).append(task)
+        for task, wait in waits.items():
+            groups.setdefault((wait.what, wait.seen(), wait.where), []).append(task)
         waiting = f"{format_count(len(waits), 'unit')} wait{'s' * (len(waits) == 1)}"
         lines = [f"deadlock: {waiting} and no unit can make progress"]
         for (what, seen, _), members in list(groups.items())[:8]:
             lines.append(f"  {_some([t.name for t in members])} wait{'s' if len(members) == 1 else ''} for {what}")
-            details = f"now: {seen}" if seen else "", members[0].wait.missing()
+            details = f"now: {seen}" if seen else "", waits[members[0]].missing()
             lines += [f"    {text}" for text in details if text]
         if len(groups) > 8:
             lines.append(f"  ... and {len(groups) - 8} more groups")

@@ -35,7 +35,7 @@ class Clock:
 
     def __init__(self, name: str, parent: Clock | None = None):
         self.name, self.time = name, 1
-        self.depth = 0 if parent is None else parent.depth + 1
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.known: Known = {} if parent is None else parent._inheritance()
         self.joined: tuple[Clock, int] | None = None
         self.notes: dict[Any, Any] = {}

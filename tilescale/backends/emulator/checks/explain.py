@@ -152,13 +152,13 @@ def _remedy(run: Run, race: Race) -> str:
     atomic = [a for a in (first, second) if a.kind not in (READ, WRITE)]
     level = apart(first.unit, second.unit)
     order = primitives(run, level)
-    one, other = _line(first), _line(second)
-    if one == other:
+    one, two = _line(first), _line(second)
+    if one == two:
         text = f"order the accesses of {one}: {order}"
     elif {first.kind, second.kind} == {READ, WRITE} and first.kind == WRITE:
-        text = f"{_told_early(first, second)}between {one} and {other}: {order}"
+        text = f"{_told_early(first, second)}between {one} and {two}: {order}"
     else:
-        text = f"order {one} and {other}: {order}"
+        text = f"order {one} and {two}: {order}"
     if len(atomic) == 2 and first.width != second.width:
         return f"{text}; or use one type for both: atomics of different widths are not atomic with each other"
     if len(atomic) == 2:

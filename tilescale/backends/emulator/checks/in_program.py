@@ -20,7 +20,7 @@ Access = tuple["Home", str]
 """An access in the program, and its kind."""
 
 
-class InProgram(Observer):
+class InProgram(Observer[Frame, Home]):
     """Base of the checks."""
 
     def starts(self, run: Run) -> None:

@@ -42,7 +42,7 @@ class _Written(Shadow):
         self.left *= 2
 
 
-class Initialization(Observer):
+class Initialization(Observer[Frame, Home]):
     """Raises an UninitializedReadError at the first read of an uninitialized element."""
 
     def starts(self, run: Run) -> None:
@@ -90,7 +90,7 @@ class Initialization(Observer):
     def _error(self, frame: Frame, home: Home, box: Box, memory: np.ndarray) -> UninitializedReadError:
         region = region_text(declared_name(self._run, home), box)
         holder = owner_of(frame.unit, home.root, memory)
-        if holder is not None and frame.unit.around(holder.level) is not holder:
+        if holder is not None and frame.unit.find(holder.level) is not holder:
             region += f" of {holder}"
         declared = declaration(self._run.compiler.owned_buffer(home.root), "declared here")
         places = [Location(home.where.file, home.where.line, "reads here")] if home.where else []
@@ -143,5 +143,6 @@ def _write(shadow: _Written, cells: np.ndarray, index: Any, found: np.ndarray) -
 def _loaded(written: PrivateBuffer, index: tuple, frame: Frame) -> Any:
     if written.lead and written.lead != frame.space:
         # Written in another space: the threads there agree on the value, so that each must have one.
-        return written.data[(..., *(np.asarray(i) for i in index))].all(axis=tuple(range(len(written.lead))))
+        every: tuple[Any, ...] = (..., *(np.asarray(i) for i in index))
+        return written.data[every].all(axis=tuple(range(len(written.lead))))
     return written.load(index, frame)

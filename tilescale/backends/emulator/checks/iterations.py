@@ -9,6 +9,7 @@ orders them if each thread executes at most one iteration.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,8 +76,8 @@ class Iterations(InProgram):
 
     def _orders(self, frame: Frame, home: Home) -> bool:
         """Whether barriers between the statements of the body order all iterations."""
-        threads = frame.threads if frame.own is None else np.count_nonzero(frame.own)
-        return not home.guarded and home.root not in self._roots(home)[1] and np.prod(frame.space) <= threads
+        threads = frame.threads if frame.own is None else int(np.count_nonzero(frame.own))
+        return not home.guarded and home.root not in self._roots(home)[1] and math.prod(frame.space) <= threads
 
     def _record(
         self, frame: Frame, home: Home, kind: str, shadow: Shadow, cells: np.ndarray, items: np.ndarray
@@ -117,7 +118,7 @@ class Iterations(InProgram):
         if first[1] == second[1] == WRITE:
             hint = "iterations of T.Parallel run in no order: store each element in one of them, or add by T.atomic_add"
         said = self._race(frame, "iteration", (first, second), shadow, cells, "in one parallel loop", hint)
-        said.where = list(dict.fromkeys(said.where))
+        said.where = tuple(dict.fromkeys(said.where))
         return said
 
 

@@ -27,7 +27,7 @@ class _Written(Shadow):
         super().__init__(owner, np.bool_)
 
 
-class Outputs(Observer):
+class Outputs(Observer[Frame, Home]):
     """Collects outputs that are written in part, and tensors whose replicas a call has made different."""
 
     def starts(self, run: Run) -> None:
@@ -65,7 +65,7 @@ class Outputs(Observer):
 
     def _cells(self, array: np.ndarray) -> np.ndarray:
         cells = self._memory.of(array).view(array)
-        return cells.any(axis=-1) if cells.ndim > array.ndim else cells
+        return np.asarray(cells.any(axis=-1)) if cells.ndim > array.ndim else cells
 
     def _apart(self, root: int) -> list[tuple[str, Location | None]]:
         """The first difference between the first unit's tensor and that of another unit."""
@@ -84,9 +84,12 @@ class Outputs(Observer):
 
 def _written(run: Run) -> dict[int, str]:
     """The slots of tensors that are given and written, and their names."""
-    parameters = enumerate(run.program.parameters)
-    given = {i: p for i, p in parameters if p.buffer is not None and not any(v.layout.is_replica for v in p.views)}
-    return {run.compiler.slot(p.buffer.data): p.name for i, p in given.items() if i in run.written}
+    return {
+        run.compiler.slot(parameter.buffer.data): parameter.name
+        for i, parameter in enumerate(run.program.parameters)
+        if i in run.written
+        if parameter.buffer is not None and not any(view.layout.is_replica for view in parameter.views)
+    }
 
 
 def _read(run: Run) -> set[int]:

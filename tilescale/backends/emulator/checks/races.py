@@ -43,7 +43,7 @@ class _Cells(Shadow):
         self.flags: dict[int, Flag] = {}
 
 
-class Races(Observer):
+class Races(Observer[Frame, Home]):
     """Raises a RaceError at the second of two racing accesses."""
 
     def starts(self, run: Run) -> None:
@@ -228,5 +228,5 @@ class Races(Observer):
         flat = before.reshape(-1)
         begins = np.append(0, np.flatnonzero(flat[1:] != flat[:-1]) + 1)  # States come in runs: rows of tiles.
         numbers, where = np.unique(flat[begins], return_inverse=True)
-        after = np.array([self._table.after(int(n), access) for n in numbers], np.int32)
-        cells[index] = np.repeat(after[where], np.diff(begins, append=flat.size)).reshape(before.shape)
+        following = np.array([self._table.after(int(n), access) for n in numbers], np.int32)
+        cells[index] = np.repeat(following[where], np.diff(begins, append=flat.size)).reshape(before.shape)

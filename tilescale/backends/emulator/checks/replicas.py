@@ -25,7 +25,7 @@ from tilescale.errors import DivergedReplicaError, Location
 from tilescale.program.model import View
 
 
-class Replicas(Observer):
+class Replicas(Observer[Frame, Home]):
     """Raises a DivergedReplicaError where units hold different replicas."""
 
     def starts(self, run: Run) -> None:
@@ -74,7 +74,7 @@ class Replicas(Observer):
         program, compiler = self._run.program, self._run.compiler
         for i, parameter in enumerate(program.parameters):
             for view in parameter.views:
-                if view.layout.is_replica:
+                if view.layout.is_replica and parameter.buffer is not None:
                     slot = compiler.slot(parameter.buffer.data)
                     for group in _groups(self._run.root, view.level, slot):
                         _check_group(parameter.name, slot, view, group, i in self._run.written)

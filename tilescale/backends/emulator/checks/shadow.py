@@ -35,7 +35,9 @@ class Shadow:
     @property
     def owner(self) -> np.ndarray:
         """The array that the shadow was made for."""
-        return self._owner()
+        owner = self._owner()
+        assert owner is not None, "the shadow of memory that is gone"
+        return owner
 
     def view(self, array: np.ndarray) -> np.ndarray:
         """The cells of the elements of a view of the memory, with the same indices; where an element has several cells,
@@ -86,7 +88,7 @@ class Shadow:
         chosen = np.zeros(self.cells.size, bool)
         chosen[numbers] = True
         found = self._view(chosen, self.owner)
-        found = found.any(axis=-1) if found.ndim > self.owner.ndim else found
+        found = np.asarray(found.any(axis=-1)) if found.ndim > self.owner.ndim else found
         places = np.nonzero(found) if found.ndim else ()
         return [(int(axis.min()), int(axis.max()) + 1) for axis in places]
 

@@ -134,7 +134,7 @@ class Table:
     def __init__(self, ordered: Callable[[State, Access], None] = lambda state, access: None) -> None:
         """`ordered` is called with each state and a new access that is ordered after it."""
         self._ordered = ordered
-        self._states: list[State | None] = [State()]
+        self._states = [State()]
         self._free: list[int] = []
         self._next: dict[tuple[int, Access], int] = {}
         self.limit = MOST
@@ -179,7 +179,7 @@ class Table:
             used[array] = True
         self._free = np.flatnonzero(~used).tolist()
         for number in self._free:
-            self._states[number] = None
+            self._states[number] = State()
         self._next.clear()
         self.limit = max(self.limit, 2 * int(used.sum()))
 

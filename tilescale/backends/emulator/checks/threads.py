@@ -228,11 +228,11 @@ class Threads(InProgram):
     def _error(
         self, frame: Frame, first: tuple[Home, str], second: tuple[Home, str], shadow: Shadow, cells: np.ndarray
     ) -> RaceError:
-        lines = [place.where for place, _ in (first, second)]
-        between = f"line {lines[0].line} and line {lines[1].line}" if all(lines) else "the two"
+        one, other = first[0].where, second[0].where
+        between = f"line {one.line} and line {other.line}" if one and other else "the two"
         hint = f"T.sync_threads() between {between}: TileLang itself orders threads on shared memory alone"
-        if all(lines) and lines[0] == lines[1]:
-            hint = f"in line {lines[0].line}, load, T.sync_threads(), then store; or T.atomic_add, if threads add up"
+        if one and one == other:
+            hint = f"in line {one.line}, load, T.sync_threads(), then store; or T.atomic_add, if threads add up"
         return self._race(frame, "thread", (first, second), shadow, cells, "with no barrier between them", hint)
 
 
@@ -273,7 +273,8 @@ class _Layouts:
 
 def _written_and_used_again(run: Run) -> set[int]:
     """Tensors that some statements write, and other statements or the same ones access as well."""
-    compiler, written, uses = run.compiler, set(), Counter()
+    compiler, written = run.compiler, set[int]()
+    uses: Counter[int] = Counter()
     for stmt, _, _ in statements(run.program.body):
         effects = compiler.surroundings.effects(stmt)
         written |= {compiler.root(compiler.slot(access.root)) for access in effects.writes}

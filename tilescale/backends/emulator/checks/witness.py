@@ -6,7 +6,7 @@ Waits in a deadlock may be released, so that the run shows which accesses they w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from tilescale.backends.emulator.checks.races import Races
 from tilescale.backends.emulator.checks.states import Access
 from tilescale.backends.emulator.checks.text import owner_of
 from tilescale.backends.emulator.execute.frame import Frame
-from tilescale.backends.emulator.execute.tasks import Task
+from tilescale.backends.emulator.execute.tasks import Task, Wait
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.buffers import Home
 from tilescale.backends.emulator.run import Run
@@ -90,8 +90,10 @@ class Witness(Races):
         """The number of the tensor-owning unit that contains `unit`."""
         return self._run.number(unit)
 
-    def _release(self, waiting: Sequence[Task]) -> list[Task]:
-        found = [task for task in waiting if task.wait.flag is not None and task.wait.where == self._stuck]
-        for task in found:
-            self.released.append(Released(*task.wait.flag, self._clocks[task]))
+    def _release(self, waiting: Mapping[Task, Wait]) -> list[Task]:
+        found = []
+        for task, wait in waiting.items():
+            if wait.flag is not None and wait.where == self._stuck:
+                self.released.append(Released(*wait.flag, self._clocks[task]))
+                found.append(task)
         return found

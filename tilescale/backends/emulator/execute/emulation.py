@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from tilescale.backends.emulator.execute.observe import Actor, Observer
 from tilescale.backends.emulator.execute.scheduler import Scheduler
 from tilescale.backends.emulator.execute.tasks import Task
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.errors import Location
+from tilescale.hda import Machine
 
 
 class Recorder(Protocol):
@@ -26,8 +29,8 @@ class Recorder(Protocol):
     def divides(self) -> None:
         """The current task acts for itself again."""
 
-    def rendezvous(self, frame: Actor, rendezvous: Any, rank: int, name: str, level: str, moves: Any) -> None:
-        """The current task takes part in a collective of a level."""
+    def rendezvous(self, call: Any, rank: int, name: str, level: str, moves: Any, on_tiles: bool) -> None:
+        """The current task takes part in a collective of a level, `on_tiles` of a program."""
 
 
 class Emulation(Protocol):
@@ -39,21 +42,35 @@ class Emulation(Protocol):
         watching: observers of accesses by one statement to one buffer.
         recorder: None where the run is not timed.
         rendezvous: the open ones.
-        missed: by tensor and line, the tile operations that were wholly out of bounds.
+        missed: by tensor and line, the accesses that were wholly out of bounds; `clipped`, those that were partly;
+            `negative`, those with an index below zero.
+        stale: by names of tensor and element, flags that were nonzero at the start.
         grids: the running ones.
         extents, mesh: units of each launched level, and the grid where its programs own tensors.
     """
 
+    machine: Machine
     scheduler: Scheduler
-    observers: Sequence[Observer]
     watching: dict[Any, Sequence[Observer]]
-    listeners: Sequence[Observer]
-    recorder: Recorder | None
     rendezvous: dict[Hashable, Any]
     missed: Counter[tuple[str, Location | None]]
+    clipped: Counter[tuple[str, Location | None]]
+    negative: Counter[tuple[str, Location | None]]
+    stale: dict[tuple[str, str], int]
     grids: list[Any]
-    extents: Mapping[str, int]
     mesh: tuple[int, ...]
+
+    @property
+    def observers(self) -> Sequence[Observer]: ...
+
+    @property
+    def listeners(self) -> Sequence[Observer]: ...
+
+    @property
+    def recorder(self) -> Recorder | None: ...
+
+    @property
+    def extents(self) -> Mapping[str, int]: ...
 
     def publishes(self, place: Hashable) -> None:
         """The current task arrives at a barrier or rendezvous."""
@@ -80,8 +97,17 @@ class Emulation(Protocol):
         """The units that have signalled the flag at an address, their siblings that have not, and the lines that would.
         """
 
-    def collected(self, unit: Unit, name: str, level: str, size: int) -> None:
+    def flag_at_begin(self, flag: np.ndarray, now: int) -> int:
+        """The value of a flag at its first signal or wait; `now` is its current value."""
+
+    def exchanged(self, unit: Unit, made: int, size: int) -> None:
+        """Programs of a unit exchange tiles by the collective number `made`, through `size` bytes of memory."""
+
+    def collected(self, unit: Unit, name: str, level: str, size: int, algorithm: str) -> None:
         """A unit took part in a collective of a level with `size` bytes."""
+
+    def collectives_of(self, unit: Unit) -> Counter[str]:
+        """The collectives that a unit and its programs took part in, and how often."""
 
     def programs_ended(self, unit: Unit, count: int, collectives: Mapping[str, int]) -> None:
         """`count` tile programs have ended; `collectives` are those they took part in and have not reported yet."""

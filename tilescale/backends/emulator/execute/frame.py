@@ -7,7 +7,7 @@ loop's iterations. The mask says which elements of the space are active.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def without(mask: np.ndarray | None, gone: np.ndarray) -> np.ndarray:
     return ~gone if mask is None else mask & ~gone
 
 
-def is_vector(value: Any) -> bool:
+def is_vector(value: Any) -> TypeGuard[np.ndarray]:
     """Whether a value differs, or may differ, between the elements of the space."""
     return isinstance(value, np.ndarray) and value.ndim > 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -156,6 +156,6 @@ class Grid:
                 then()
 
         return [
-            self.group.spawn(str(program.unit), lambda p=program: self.body(p.frame), ended)
+            self.group.spawn(str(program.unit), partial(self.body, program.frame), ended)
             for program in cluster.programs
         ]

@@ -99,7 +99,8 @@ class PrivateBuffer:
         Raises:
             UnsupportedError: they differ, and which of them a reader elsewhere sees is up to the compiler.
         """
-        picked = self.data[(..., *(np.asarray(i) for i in index))]
+        every: tuple[Any, ...] = (..., *(np.asarray(i) for i in index))
+        picked = self.data[every]
         values = np.ascontiguousarray(picked.reshape(math.prod(self.lead), -1))
         if (values.view(np.uint8) != values[:1].view(np.uint8)).any():
             raise UnsupportedError(

@@ -9,7 +9,7 @@ rendezvous (`publishes`, `acquires`), and flags (`signals`, `waited`).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -57,13 +57,17 @@ class Access(Protocol):
     where: Location | None
 
 
-class Observer:
-    """Base of observers of a run: every method does nothing."""
+ActorT = TypeVar("ActorT", bound=Actor)
+AccessT = TypeVar("AccessT", bound=Access)
+
+
+class Observer(Generic[ActorT, AccessT]):
+    """Base of observers of a run: every method does nothing. Observers name the actors and accesses that they see."""
 
     def starts(self, run: Any) -> None:
         """The run is ready to be launched; its program is compiled."""
 
-    def looks_at(self, home: Access) -> bool:
+    def looks_at(self, home: AccessT) -> bool:
         """Whether accesses to a buffer should be reported. Asked once for each access in the program."""
         return True
 
@@ -76,7 +80,7 @@ class Observer:
     def joins(self, ended: Sequence[Task]) -> None:
         """The current task continues: all tasks that it had made and waited for have ended."""
 
-    def accesses(self, frame: Actor, home: Access, kind: str, array: np.ndarray, index: Any) -> None:
+    def accesses(self, frame: ActorT, home: AccessT, kind: str, array: np.ndarray, index: Any) -> None:
         """A unit reads or writes the elements `array[index]` of a buffer that more than one thread can reach.
 
         Args:
@@ -86,13 +90,13 @@ class Observer:
             index: any numpy index; `()` for the whole.
         """
 
-    def iterates(self, frame: Actor) -> None:
+    def iterates(self, frame: ActorT) -> None:
         """A unit begins to execute a nest of parallel loops."""
 
-    def stored(self, frame: Actor, home: Access, array: Any, index: tuple, values: np.ndarray) -> None:
+    def stored(self, frame: ActorT, home: AccessT, array: Any, index: tuple, values: np.ndarray) -> None:
         """Threads, or iterations of parallel loops, have stored a value each to `array[index]`, as the unit sees it."""
 
-    def accesses_private(self, frame: Actor, home: Access, kind: str, buffer: Any, index: tuple) -> None:
+    def accesses_private(self, frame: ActorT, home: AccessT, kind: str, buffer: Any, index: tuple) -> None:
         """The active threads read or write an element each of a thread-private buffer."""
 
     def copies(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -104,11 +108,11 @@ class Observer:
     def acquires(self, place: Hashable) -> None:
         """The current task acquires all that was published at `place` until now."""
 
-    def synchronizes(self, frame: Actor) -> None:
+    def synchronizes(self, frame: ActorT) -> None:
         """The threads of a frame, which run in lockstep, arrive at a barrier, or at a statement that may contain one.
         """
 
-    def passes(self, frame: Actor, barrier: Any, phase: int, where: Location | None) -> None:
+    def passes(self, frame: ActorT, barrier: Any, phase: int, where: Location | None) -> None:
         """A unit continues after a wait for a parity that `(barrier, phase)` satisfied.
 
         Phases of the same parity look the same to a wait: the phase it has seen may be an earlier one.
@@ -118,16 +122,16 @@ class Observer:
     def completes(self, barrier: Any, phase: int, where: Location | None) -> None:
         """The last arrival at a phase of a barrier."""
 
-    def signals(self, frame: Actor, home: Access, flag: np.ndarray, op: str, before: int) -> None:
+    def signals(self, frame: ActorT, home: AccessT, flag: np.ndarray, op: str, before: int) -> None:
         """A unit has updated a flag, an array of one element, by "add" or "set"; what it did before is published.
 
         `before` is the value that the flag had.
         """
 
-    def waited(self, frame: Actor, home: Access, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
+    def waited(self, frame: ActorT, home: AccessT, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
         """A unit has seen that `holds` is true of a flag's value, and acquires what was published with the value."""
 
-    def orders(self, frame: Actor, array: np.ndarray, index: Any, op: str, order: str) -> None:
+    def orders(self, frame: ActorT, array: np.ndarray, index: Any, op: str, order: str) -> None:
         """A unit has accessed the elements `array[index]` by stock atomics.
 
         Args:

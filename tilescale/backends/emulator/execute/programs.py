@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.emulator.execute.barriers import CountingBarrier, Participants
@@ -27,7 +28,7 @@ def run_together(frame: Frame, body: Callable[[Frame], Any], frames: list[Frame]
         return
     group = TaskGroup(frame.run.scheduler, "its units", where)
     for side in frames:
-        group.spawn(str(side.unit), lambda s=side: body(s))
+        group.spawn(str(side.unit), partial(body, side))
     group.join()
 
 
@@ -105,7 +106,15 @@ class Cluster:
 
 
 class ProgramInstance:
-    """One running tile program."""
+    """One running tile program.
+
+    Attributes:
+        arrived: the values of its slots at the last region that its cluster executed as one unit.
+        task: the task that executed it until there.
+    """
+
+    arrived: list[Any]
+    task: Task
 
     def __init__(self, grid: Grid, cluster: Cluster, rank: int, index: tuple[int, ...]):
         plan, device = grid.plan, grid.device
@@ -124,9 +133,6 @@ class ProgramInstance:
         self.participants = Participants(plan.launch.thread_count)
         self.frame = Frame(device.run, self.unit, device.slots.copy(), plan.launch.thread_count, self)
         plan.allocate(self.unit, self.frame)
-        # At the last region that its cluster executed as one unit: the values of its slots, and the executing program.
-        self.arrived: list[Any] = []
-        self.task: Task | None = None
         self.bind(dict(zip(plan.slots, index, strict=True)))
         self.bind(plan.threads)
         self.bind(plan.private(self.frame))

@@ -30,23 +30,29 @@ STILL = 5_000
 class Deadlock(BaseException):
     """No task can run; has the waiting tasks. Only the run itself turns it into a DeadlockError."""
 
-    def __init__(self, tasks: list[Task]):
+    def __init__(self, waits: dict[Task, Wait]):
         super().__init__("deadlock")
-        self.tasks = tasks
+        self.waits = waits
 
 
 class Scheduler:
-    """Runs tasks round robin. `progress` counts events that a spinning reader could see (writes, signals)."""
+    """Runs tasks round robin.
+
+    Attributes:
+        current: the running task.
+        progress: number of events that a spinning reader could see (writes, signals).
+        release: which waits of a deadlock end as if they were satisfied; for the search for its cause.
+    """
+
+    current: Task
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self.observers = observers
         self.tasks: set[Task] = set()
         self.ready: deque[Task] = deque()
-        self.waiting: dict[Task, None] = {}
+        self.waiting: dict[Task, Wait] = {}
         self.progress = 0
-        self.current: Task | None = None
-        # Which tasks of a deadlock continue as if their waits were satisfied; for the search for its cause.
-        self.release: Callable[[list[Task]], list[Task]] = lambda waiting: []
+        self.release: Callable[[dict[Task, Wait]], list[Task]] = lambda waiting: []
         self._spins = 0
         self._changed = 0
         self._looks: dict[Task, Hashable] = {}
@@ -88,7 +94,7 @@ class Scheduler:
             return
         task = self.current
         task.wait = wait
-        self.waiting[task] = None
+        self.waiting[task] = wait
         self._hub.switch()
         task.wait = None
         if not wait.spins:
@@ -125,8 +131,7 @@ class Scheduler:
         if gets_on:
             self.changes()
         if self._spins > PATIENCE or not gets_on and self._stands_still(decides):
-            self.current.wait = wait
-            raise Deadlock([self.current, *self.waiting, *self._spinning()])
+            raise Deadlock({self.current: wait, **self.waiting, **self._spinning()})
         if self.progress == before and not gets_on:
             self.block(wait)
         else:
@@ -135,9 +140,9 @@ class Scheduler:
             self._step_aside()
             self.current.wait = None
 
-    def _spinning(self) -> list[Task]:
+    def _spinning(self) -> dict[Task, Wait]:
         """Tasks that are to poll memory again: iterations of others that write have made them ready."""
-        return [task for task in self.ready if task.wait is not None and task.wait.spins]
+        return {task: task.wait for task in self.ready if task.wait is not None and task.wait.spins}
 
     def _stands_still(self, decides: Callable[[], Hashable]) -> bool:
         """Whether no spinning loop saw a change for long. The first iterations are not compared, to save time."""
@@ -164,6 +169,9 @@ class Scheduler:
         """
         self._look()
         self.pause()
+
+    def preempt(self, signals: bool) -> None:
+        """A statement has ended, which `signals` a flag or not: others may run first. Not in this order."""
 
     def is_patient(self) -> bool:
         """Whether a patient wait that may continue lets others run first this time."""
@@ -200,12 +208,12 @@ class Scheduler:
     def _wake(self) -> None:
         self._look()
         if not self.ready:
-            self._make_ready(self.release(list(self.waiting)))
+            self._make_ready(self.release(self.waiting))
         if not self.ready:
-            raise Deadlock(list(self.waiting))
+            raise Deadlock(self.waiting)
 
     def _look(self) -> None:
-        self._make_ready([task for task in self.waiting if task.wait.ready()])
+        self._make_ready([task for task, wait in self.waiting.items() if wait.ready()])
 
     def _make_ready(self, woken: list[Task]) -> None:
         for task in woken:

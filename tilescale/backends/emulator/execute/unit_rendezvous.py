@@ -63,7 +63,7 @@ def rendezvous(
         )
     call.payloads[mine.rank] = payload
     if frame.run.recorder is not None:
-        frame.run.recorder.rendezvous(frame, call, mine.rank, name, level, moves)
+        frame.run.recorder.rendezvous(call, mine.rank, name, level, moves, frame.program is not None)
     frame.run.publishes(call)
     if len(call.payloads) == call.size:
         frame.run.acquires(call)

@@ -49,12 +49,22 @@ class Unit:
         above = self.parent.path() if self.parent is not None else ()
         return (*above, (self.level, self.rank)) if self.level else above
 
-    def around(self, level: str) -> Unit | None:
-        """This unit or the one around it that is of `level`."""
-        unit: Unit | None = self
-        while unit is not None and unit.level != level:
-            unit = unit.parent
+    @property
+    def outer(self) -> Unit:
+        """The unit around this one, which is not the machine."""
+        assert self.parent is not None, "no unit is around the machine"
+        return self.parent
+
+    def around(self, level: str) -> Unit:
+        """This unit or the one around it that is of `level`, of which there must be one."""
+        unit = self
+        while unit.level != level:
+            unit = unit.outer
         return unit
+
+    def find(self, level: str) -> Unit | None:
+        """`around`, or None where no unit of the level is."""
+        return self if self.level == level else self.parent and self.parent.find(level)
 
     @property
     def place_in_grid(self) -> tuple[int, ...]:
@@ -67,15 +77,19 @@ class Unit:
     def counterpart(self, level: str, rank: int) -> Unit:
         """The unit with this one's position in sibling `rank` of `level`."""
         if self.level == level:
-            return self.parent.child(level, rank)
-        return self.parent.counterpart(level, rank).child(self.level, self.rank)
+            return self.outer.child(level, rank)
+        return self.outer.counterpart(level, rank).child(self.level, self.rank)
 
-    def owner(self, slot: int) -> Unit | None:
-        """The unit, this one or one around it, that owns an instance of a buffer."""
-        unit: Unit | None = self
-        while unit is not None and slot not in unit.storage:
-            unit = unit.parent
+    def owner(self, slot: int) -> Unit:
+        """The unit, this one or one around it, that owns an instance of a buffer, which is allocated."""
+        unit = self
+        while slot not in unit.storage:
+            unit = unit.outer
         return unit
+
+    def has_owner(self, slot: int) -> bool:
+        """Whether this unit or one around it owns an instance of a buffer: it has reached the allocation."""
+        return slot in self.storage or self.parent is not None and self.parent.has_owner(slot)
 
     def siblings_named(self, ranks: list[int]) -> str:
         """Some of this unit's siblings, for a message."""

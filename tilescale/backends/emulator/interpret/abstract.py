@@ -31,8 +31,7 @@ class Unknown:
     __bool__ = __int__ = __index__ = __float__ = __neg__ = __invert__ = __array__ = _fail
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _fail
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __lt__ = __le__ = __gt__ = __ge__ = _fail
-    __eq__ = __ne__ = __abs__ = __pow__ = __rpow__ = __lshift__ = __rshift__ = _fail
-    __hash__ = None
+    __eq__ = __ne__ = __hash__ = __abs__ = __pow__ = __rpow__ = __lshift__ = __rshift__ = _fail
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _fail
 
 

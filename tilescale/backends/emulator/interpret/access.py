@@ -73,7 +73,7 @@ class Element:
 
     def at(self, array: np.ndarray | PrivateBuffer, index: tuple, frame: Frame) -> Any:
         """The values at an index given by arrays."""
-        if not self.home.private:
+        if not isinstance(array, PrivateBuffer):
             return self._gather(array, index, frame)
         self.inside(index, array.shape, frame)
         self.home.touched_private(frame, READ, array, index)
@@ -183,8 +183,10 @@ class ElementWithoutData(Element):
         return super().at(array, index, frame)
 
     def need(self, array: np.ndarray | PrivateBuffer) -> None:
-        private = isinstance(array, PrivateBuffer)
-        known = array.known if private else array.flags.writeable or isinstance(array, Assumed)
+        if isinstance(array, PrivateBuffer):
+            known = array.known
+        else:
+            known = array.flags.writeable or isinstance(array, Assumed)
         if not known:
             name = repr(self.home.name)
             raise NoDataError(

@@ -34,7 +34,7 @@ class HostMemory:
         if found is None:
             for begin, size, owner in _memories():
                 if begin not in self._found:
-                    memory = np.frombuffer((ctypes.c_char * size).from_address(begin), np.uint8)
+                    memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(begin))
                     self._found[begin] = memory, owner
             found = self._behind(address)
         if found is None:

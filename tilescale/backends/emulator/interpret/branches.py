@@ -154,10 +154,11 @@ class _Parting:
     def _pass_barrier(self, number: int) -> None:
         """Wait until all sides before the last barrier in front of this one have ended."""
         last = max((b for b in self._barriers if b <= number), default=0)
-        if not last:
+        barrier = self._sides[last].barrier
+        if not last or barrier is None:
             return
         come = lambda: all(m.ended for m in self._members[:last])  # noqa: E731
-        self._scheduler.block(replace(self._sides[last].barrier, ready=come))
+        self._scheduler.block(replace(barrier, ready=come))
         self._scheduler.current.waited = False  # by the program itself
         self._run.acquires((self._group, last))
 

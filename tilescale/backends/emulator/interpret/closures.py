@@ -66,6 +66,6 @@ def located(closure: Closure, where: Location | None) -> Closure:
 
 
 def _locate(error: TileScaleError, where: Location | None) -> None:
-    if not getattr(error, "located", False):
+    if not error.located:
         error.located = True
         error.where = (*([where] if where else []), *(w for w in error.where if w != where))

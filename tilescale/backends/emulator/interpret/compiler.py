@@ -172,8 +172,8 @@ class Compiler(Symbols):
         slot = self.slot(buffer.data)
         extents = [*buffer.shape, *lane_axis(str(buffer.dtype))]
         if slot not in self._shapes:
-            constants = [ir.constant(n) for n in extents]
-            self._shapes[slot] = None if None in constants else tuple(constants)
+            constants = ir.constants(extents)
+            self._shapes[slot] = None if constants is None else tuple(constants)
         known = self._shapes[slot]
         if known is not None:
             return known
@@ -232,8 +232,8 @@ class Compiler(Symbols):
 
     def evaluate(self, call: ir.Call) -> Closure | None:
         """The closure of a call used as a statement; None if it has no effect here."""
-        name = ir.op_name(call)
-        closure = None
+        name = ir.op_name(call) or ""
+        closure: Closure | None = None
         if name not in IGNORED:
             rule = OPERATIONS.get(name) or VALUES.get(name)
             if rule is None:

@@ -142,7 +142,7 @@ def _load(compiler: Compiler, expr: ir.BufferLoad) -> Closure:
 
 @expression(ir.Call)
 def _call(compiler: Compiler, expr: ir.Call) -> Closure:
-    name = ir.op_name(expr)
+    name = ir.op_name(expr) or ""
     if name == tl.IF_THEN_ELSE:
         choice = IfThenElse.of(expr)
         return choose(compiler, choice.condition, choice.then, choice.otherwise, value_dtype(expr))

@@ -19,7 +19,9 @@ from tilescale.program.model import GridPhase, Launch, Part, Sequence
 def only_phase(part: Part) -> tuple[Launch, GridPhase] | None:
     """The launch and the grid phase of a program that has nothing else; None for other programs."""
     launch = _only(part)
-    phase = _only(launch.body) if isinstance(launch, Launch) else None
+    if not isinstance(launch, Launch):
+        return None
+    phase = _only(launch.body)
     return (launch, phase) if isinstance(phase, GridPhase) else None
 
 
@@ -67,7 +69,7 @@ def _ranges(launch: Launch, phase: GridPhase) -> dict[ir.Var, tuple[ir.PrimExpr,
 
 def _is_separate(access: Access, launch: Launch, ranges: dict[ir.Var, tuple[ir.PrimExpr, ir.PrimExpr]]) -> bool:
     """Whether programs access different elements."""
-    if access.begins is None or access.atomic:
+    if access.begins is None or access.extents is None or access.atomic:
         return False
     axes = [var for var, extent in zip(launch.programs, launch.grid, strict=True) if ir.constant(extent) != 1]
     sides = list(zip(access.begins, access.extents, strict=True))

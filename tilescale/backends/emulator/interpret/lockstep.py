@@ -92,20 +92,23 @@ def _most(launch: Launch) -> int:
     if any(b.scope() not in _SCOPES or lanes_of(str(b.dtype)) > 1 for b in launch.buffers):
         return 0
     copies = [launch.thread_count if b.scope() in _PRIVATE else 1 for b in launch.buffers]
-    sizes = [bytes_of((n, *b.shape), b.dtype) for n, b in zip(copies, launch.buffers, strict=True)]
-    if None in sizes:
-        return 0
-    extent = _extent(launch, _longest(launch))
-    return min(MOST_BYTES // max(sum(sizes), 1), MOST if extent is None else extent, MOST)
+    size = 0
+    for n, buffer in zip(copies, launch.buffers, strict=True):
+        nbytes = bytes_of((n, *buffer.shape), buffer.dtype)
+        if nbytes is None:
+            return 0
+        size += nbytes
+    return int(min(MOST_BYTES // max(size, 1), _extent(launch, _longest(launch)), MOST))
 
 
 def _longest(launch: Launch) -> int:
-    extents = [_extent(launch, axis) for axis in range(len(launch.grid))]
-    return max(range(len(extents)), key=lambda axis: math.inf if extents[axis] is None else extents[axis])
+    return max(range(len(launch.grid)), key=lambda axis: _extent(launch, axis))
 
 
-def _extent(launch: Launch, axis: int) -> int | None:
-    return ir.constant(launch.grid[axis])
+def _extent(launch: Launch, axis: int) -> float:
+    """Number of programs along an axis; infinite where it is not known."""
+    extent = ir.constant(launch.grid[axis])
+    return math.inf if extent is None else extent
 
 
 class _Rewriter:
@@ -281,9 +284,9 @@ class _Rewriter:
 
     def _copy(self, stmt: ir.Evaluate, call: ir.Call | None) -> ir.Stmt:
         """A copy, element by element. A tile that is the same in all programs is copied once before."""
-        copy = TileCopy.of(call) if call is not None else None
-        if copy is None or _BEYOND & set(call.annotations or {}) or not is_region(copy.source):
+        if call is None or _BEYOND & set(call.annotations or {}) or not is_region(TileCopy.of(call).source):
             raise Declined("a copy of another kind")
+        copy = TileCopy.of(call)
         if not self._has_fixed_size(copy.target) or not self._has_fixed_size(copy.source):
             raise Declined("a copy of unknown size")
         (source, begins, _), (target, to, extents) = map(ir.region_parts, (copy.source, copy.target))

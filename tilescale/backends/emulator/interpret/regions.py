@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,11 @@ class Block:
         )
 
 
+def _constants(numbers: Sequence[Any]) -> tuple[int, ...] | None:
+    known = ir.constants(numbers)
+    return None if known is None else tuple(known)
+
+
 class Region:
     """A rectangular part of a buffer, the argument of a tile operation."""
 
@@ -67,11 +72,9 @@ class Region:
         self.home = Home(compiler, buffer, of_tile=True)
         begins, extents = [*begins, *(0 for _ in self.home.lanes)], [*extents, *self.home.lanes]
         self.begins = [compiler.expr(b) for b in begins]
-        numbers = [ir.constant(b) for b in begins]
-        self._begins = None if None in numbers else tuple(numbers)
+        self._begins = _constants(begins)
         self.extents = [compiler.expr(e) for e in extents]
-        constants = [ir.constant(e) for e in extents]
-        self._fixed = None if None in constants else tuple(constants)
+        self._fixed = _constants(extents)
 
     def block(self, frame: Frame, array: np.ndarray | None = None) -> Block:
         """Begins and extents on the frame's instance of the buffer, or on `array`, another unit's.

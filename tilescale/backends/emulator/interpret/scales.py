@@ -81,7 +81,7 @@ def _fork_groups(compiler: Compiler, stmt: ir.AttrStmt, level: Level, body: Clos
             own[span.start : span.stop] = True if frame.mask is None else frame.mask[span.start : span.stop]
             if own.any():
                 unit = frame.unit.child(level.name, rank)
-                unit.siblings = len(frame.span) // level.threads
+                unit.siblings = len(frame.span) // level.width
                 side = frame.fork(unit, own)
                 side.span = span
                 compiler.allocate(owned, unit, side)
@@ -99,7 +99,7 @@ def _fork_groups(compiler: Compiler, stmt: ir.AttrStmt, level: Level, body: Clos
 
 def _spans(frame: Frame, level: Level) -> list[range]:
     """The threads of each unit of a level inside the frame's unit."""
-    step = level.threads
+    step = level.width
     return [frame.span[i : i + step] for i in range(0, len(frame.span) - step + 1, step)]
 
 
@@ -114,8 +114,7 @@ def _fold_back(compiler: Compiler, slot: int, unit: Unit, frame: Frame) -> None:
 
 def _version(compiler: Compiler, slot: int, unit: Unit) -> int:
     root = compiler.root(slot)
-    owner = unit.owner(root)
-    return owner.versions.get(root, 0) if owner is not None else 0
+    return unit.owner(root).versions.get(root, 0) if unit.has_owner(root) else 0
 
 
 def _replicas_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
@@ -181,6 +180,7 @@ class ViewOf:
 
     def _share(self, tile: Any, unit: Unit) -> Any:
         axis, size = self.layout.axis(tile.ndim), unit.siblings
+        assert axis is not None, "a replica has been returned before"
         share, block = tile.shape[axis] // size, self.layout.block
         if block is None or block == share:
             return tile[(slice(None),) * axis + (slice(unit.rank * share, (unit.rank + 1) * share),)]
@@ -199,9 +199,7 @@ def instance(compiler: Compiler, slot: int, frame: Frame, unit: Unit) -> Any:
     """The instance of a buffer that `unit`, which is not the frame's, sees."""
     if slot in compiler.views:
         return ViewOf(compiler, compiler.views[slot]).resolve(frame, unit)
-    owner = unit.owner(slot)
-    if owner is None:  # the unit has not reached the allocation yet
+    if not unit.has_owner(slot):
         buffer = compiler.owned_buffer(slot)
-        owner = unit.around(compiler.owner_level(buffer))
-        compiler.allocate([buffer], owner, frame)
-    return owner.storage[slot]
+        compiler.allocate([buffer], unit.around(compiler.owner_level(buffer)), frame)
+    return unit.owner(slot).storage[slot]

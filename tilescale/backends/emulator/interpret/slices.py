@@ -107,8 +107,8 @@ def slices(compiler: Compiler, indices: Sequence[Any]) -> Slices | Strides | Non
     """The indices as slices or strides over the enclosing parallel loops; None where they are neither."""
     if not compiler.axes or not compiler.sliceable or any(not isinstance(i, ir.PrimExpr | int) for i in indices):
         return None
-    sums = [_sum(compiler, i) for i in indices]
-    if None in sums:
+    sums = [found for i in indices if (found := _sum(compiler, i)) is not None]
+    if len(sums) < len(indices):
         return None
     rank, steps = len(set(compiler.axes.values())), [steps for steps, _ in sums]
     parts = [(steps, None if offset is None else compiler.expr(offset)) for steps, offset in sums]
@@ -125,10 +125,10 @@ def _sum(compiler: Compiler, index: Any) -> tuple[dict[int, int], Any] | None:
     if isinstance(index, ir.Var):
         return {compiler.axes[index]: 1}, None
     if isinstance(index, ir.Add):
-        sides = _sum(compiler, index.a), _sum(compiler, index.b)
-        if None in sides:
+        one, two = _sum(compiler, index.a), _sum(compiler, index.b)
+        if one is None or two is None:
             return None
-        (steps, offset), (more, other) = sides
+        (steps, offset), (more, other) = one, two
         steps = steps | {axis: step + steps.get(axis, 0) for axis, step in more.items()}
         return steps, offset if other is None else other if offset is None else offset + other
     if isinstance(index, ir.Sub) and not any(var in compiler.axes for var in ir.variables(index.b)):

@@ -224,7 +224,8 @@ def _while(compiler: Compiler, stmt: ir.While) -> Closure:
     polls = _Polls(compiler, stmt)
 
     def run(frame: Frame) -> None:
-        loop, looked, variables = _Loop(frame), None, ()
+        loop, looked = _Loop(frame), None
+        variables: tuple[bytes, ...] = ()
         while loop.enter():
             now, holds = frame.run.scheduler.progress, condition(frame)
             if is_vector(holds):

@@ -30,7 +30,6 @@ class Symbols:
     """The symbol table of a program on a machine.
 
     Attributes:
-        launch: the launch that is being compiled.
         views: slot of a view -> its definition.
         flags: slots of the tensors that are flags; `zeroed`, the ones that are zero when a call begins.
         signals: root of a flag tensor -> the lines that signal it; for reports.
@@ -43,7 +42,7 @@ class Symbols:
     def __init__(self, program: Program, machine: Machine):
         self.program = program
         self.machine = machine
-        self.launch: Launch | None = None
+        self._launch: Launch | None = None
         self._slots: dict[ir.Var, int] = {}
         self._homes: dict[int, ir.Buffer] = {}
         self._barriers: dict[int, tuple[int, ...]] = {}
@@ -119,6 +118,23 @@ class Symbols:
             and ir.contains(stmt.value, lambda node: isinstance(node, ir.BufferLoad))
             and not ir.contains(stmt.value, lambda node: isinstance(node, ir.Call) and not ir.is_pure(node))
         )
+
+    # -- launches ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_in_launch(self) -> bool:
+        """Whether a launch is being compiled, or was before."""
+        return self._launch is not None
+
+    @property
+    def launch(self) -> Launch:
+        """The launch that is being compiled."""
+        assert self._launch is not None, "only a launch has this statement"
+        return self._launch
+
+    @launch.setter
+    def launch(self, launch: Launch) -> None:
+        self._launch = launch
 
     # -- names ---------------------------------------------------------------------------------------------------------
 

@@ -150,7 +150,7 @@ def _choose(compiler: Compiler, expr: Any, condition: Any, then: Any, otherwise:
 
 
 def _call(compiler: Compiler, expr: ir.Call) -> Closure:
-    name = ir.op_name(expr)
+    name = ir.op_name(expr) or ""
     if name == tl.IF_THEN_ELSE:
         choice = IfThenElse.of(expr)
         return _choose(compiler, expr, choice.condition, choice.then, choice.otherwise)

@@ -39,8 +39,9 @@ _ALIASES = {
     "float4_e2m1_unpacked": "float4_e2m1fn",
     "custom[float4_e2m1_unpacked]8": "float4_e2m1fn",
 }
-_NUMPY_NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_NUMPY_NAMES += ("float16", "float32", "float64")
+_NUMPY_NAMES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+)  # fmt: skip
 _SMALL_INTS = {np.dtype(ml_dtypes.int4): 4, np.dtype(ml_dtypes.uint4): 4}
 _SMALL_FLOAT_NAMES = (
     "bfloat16",
@@ -249,7 +250,7 @@ def _to_e8m0(x: np.ndarray) -> np.ndarray:
 
 
 def _float_to_int(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    carrier = dtype if dtype.itemsize >= 4 else _I32 if dtype.kind == "i" else _U32
+    carrier: np.dtype[Any] = dtype if dtype.itemsize >= 4 else _I32 if dtype.kind == "i" else _U32
     wide = x.astype(_F64)
     info = np.iinfo(carrier)
     low, above = float(info.min), float(info.max) + (1.0 if carrier.itemsize == 4 else 0.0)

@@ -178,7 +178,7 @@ def _sigmoid(x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
 
 
-_UNARY = {
+_UNARY: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
     "exp2": np.exp2,
     "exp10": lambda x: np.power(x.dtype.type(10), x),
@@ -208,7 +208,7 @@ _UNARY = {
     "round": np.rint,
     "nearbyint": np.rint,
 }
-_BINARY_FLOAT = {
+_BINARY_FLOAT: dict[str, Callable[..., Any]] = {
     "pow": np.power,
     "fmod": np.fmod,
     "atan2": np.arctan2,

@@ -28,8 +28,7 @@ _PROPAGATING = {"max": np.maximum, "min": np.minimum}
 def combine_ufunc(op: str, nan_propagate: bool = False) -> np.ufunc:
     """The ufunc that combines two partial results of `op`: sum, max, min, prod, bitand, bitor, bitxor, abs.., cum..."""
     base = _BASE_OF.get(op, op)
-    ufunc = _PROPAGATING.get(base) if nan_propagate else None
-    ufunc = ufunc or _UFUNCS.get(base)
+    ufunc = {**_UFUNCS, **(_PROPAGATING if nan_propagate else {})}.get(base)
     if ufunc is None:
         raise UnsupportedError(f"unknown reduction {op!r}", hint="one of " + ", ".join([*_UFUNCS, *_BASE_OF]))
     return ufunc

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tilelang_core import ir, tl
 from tilelang_core.scalars import BarrierArrival, BarrierWait, NamedBarrier, OffsetPointer
 from tilescale.backends.emulator.execute.barriers import MBarrier
@@ -12,7 +14,7 @@ from tilescale.backends.emulator.execute.unit_rendezvous import rendezvous
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.registry import operation
-from tilescale.errors import OutOfBoundsError
+from tilescale.errors import Location, OutOfBoundsError
 from tilescale.program import ops
 from tilescale.program.model import declaration
 from tilescale.program.operations import Barrier
@@ -76,13 +78,13 @@ def _remote_arrive(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 @operation(tl.STORAGE_SYNC)
-def _sync_threads(compiler: Compiler, call: ir.Call) -> Closure | None:
+def _sync_threads(compiler: Compiler, call: ir.Call) -> Closure:
     """Threads of one coroutine run in lockstep; a named barrier with a count synchronizes with other coroutines."""
     where, named = compiler.where, NamedBarrier.of(call)
     if named.count is None:
         # TileLang restricts a barrier under a thread-dependent condition to the threads that satisfy it: the executing
         # unit's.
-        return (lambda frame: None) if compiler.threads_apart else lambda frame: frame.participants.sync(frame, where)
+        return (lambda frame: None) if compiler.threads_apart else partial(_sync_participants, where)
     number, count = compiler.expr(named.number), compiler.expr(named.count)
 
     def run(frame: Frame) -> None:
@@ -92,6 +94,11 @@ def _sync_threads(compiler: Compiler, call: ir.Call) -> Closure | None:
         barrier.wait(ticket, f"named barrier {name}", expected, frame, where)
 
     return run
+
+
+def _sync_participants(where: Location | None, frame: Frame) -> None:
+    if frame.participants is not None:
+        frame.participants.sync(frame, where)
 
 
 @operation(tl.NAMED_BARRIER_ARRIVE)

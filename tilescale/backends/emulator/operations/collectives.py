@@ -5,6 +5,7 @@ all."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ class _Tiles:
         """The contributed values, and functions that store a result on this unit."""
         brings = self._brings(frame)
         values = [r.read(frame) if i < brings else r.blank(frame) for i, r in enumerate(self.regions)]
-        return values, [lambda tile, r=region: r.write(frame, tile) for region in self.regions]
+        return values, [partial(region.write, frame) for region in self.regions]
 
 
 def _bytes_of(compiler: Compiler, tiles: Sequence[Any]) -> Closure:
@@ -201,8 +202,8 @@ def _allreduce_norm(compiler: Compiler, made: Collective, norm: Norm) -> Closure
             if words is not None:
                 check_packed(int(words(frame)), tile.size // tile.shape[-1], tile.shape[-1], compiler.where)
             others = iter(given[: len(norm.read)])
-            read = norm.weight, norm.bias, norm.residual
-            weight, bias, residual = (None if tile is None else next(others) for tile in read)
+            weight = next(others)
+            bias, residual = (None if tile is None else next(others) for tile in (norm.bias, norm.residual))
             parts = [total.reshape(tile.shape), *([] if residual is None else [residual])]
             y = numerics.reduce_many(parts, "sum", dtype)
             rows = _normalized(norm, y.astype(np.float32), weight, bias)
@@ -296,7 +297,8 @@ def _collapsed(tile: np.ndarray, like: np.ndarray) -> np.ndarray:
     """A result in the shape of its tile: trailing dimensions that the tile lacks hold one value."""
     tile = np.asarray(tile)
     full = np.broadcast_to(tile, np.broadcast_shapes(tile.shape, _expanded(like, tile.ndim).shape))
-    return full[(Ellipsis, *(0 for _ in range(full.ndim - like.ndim)))]
+    kept: tuple[Any, ...] = (Ellipsis, *(0 for _ in range(full.ndim - like.ndim)))
+    return full[kept]
 
 
 @operation(ops.REDUCE_SCATTER.name)

@@ -38,16 +38,22 @@ _ALIGNMENT = 1024
 
 
 class Layouts:
-    """Positions of a tile's elements in the layout that the program gives it."""
+    """Positions of a tile's elements in the layout that the program gives it.
+
+    Attributes:
+        is_distributed: whether the layout names the thread that holds each element.
+    """
 
     def __init__(self, compiler: Compiler, buffer: ir.Buffer):
         self.buffer = buffer
         given = dict(compiler.launch.notes).get("layout_map", {}).get(buffer.data)
         self.layout = TileLayout.of(given) if given is not None else None
+        self.is_distributed = self.layout is not None and self.layout.thread is not None
         if self.layout is not None:
             self._slots = [compiler.slot(var) for var in self.layout.indices]
             self._position = compiler.expr(self.layout.position)
-            self._thread = compiler.expr(self.layout.thread) if self.layout.thread is not None else None
+            if self.layout.thread is not None:
+                self._thread = compiler.expr(self.layout.thread)
 
     @cached_property
     def size(self) -> int:

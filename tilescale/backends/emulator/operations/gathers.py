@@ -47,8 +47,7 @@ class _Exchange:
             peer = frame.unit.counterpart(self.level, (unit.rank + turn) % unit.siblings)
             for number, first in enumerate(range(0, rows, chunk)):
                 self._send(frame, peer, number, range(first, min(first + chunk, rows)), rows)
-                if self.compiler.preempts:
-                    frame.run.scheduler.preempt(True)
+                frame.run.scheduler.preempt(True)
 
     def _rows(self, frame: Frame, units: int) -> int:
         count = self.source.block(frame).extents[self.parts.rows]

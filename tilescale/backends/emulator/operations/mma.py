@@ -58,12 +58,13 @@ def _warp_product(compiler: Compiler, call: ir.Call) -> Closure:
     made = WarpGemm.of(call)
     shape = _SHAPE.fullmatch(made.shape)
     buffers = [compiler.buffer_named(data) for data, _ in made.fragments]
-    if shape is None or made.layouts != ("row", "col") or None in buffers:
+    held = buffers[0]
+    if shape is None or made.layouts != ("row", "col") or held is None or None in buffers:
         raise UnsupportedError(
             f"the emulator does not run mma of shape {made.shape}, layouts {made.layouts}",
             hint="it runs GEMMs of 16 x 8 x k of registers, row by column; T.gemm chooses an instruction by itself",
         )
-    depth, kind = int(shape[1]), str(buffers[0].dtype)
+    depth, kind = int(shape[1]), str(held.dtype)
     bits = _BITS.get(kind, 8 * numerics.numpy_dtype(kind).itemsize)
     places = fragments(depth, bits)
     a, b, c = (

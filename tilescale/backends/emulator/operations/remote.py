@@ -78,7 +78,7 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     compiler.reached.add((target if to_peer else source).home.root)
     tell = None
     if copy.signal is not None:
-        tell = Flag(compiler, copy.signal, copy.value, copy.op, peer.level)
+        tell = Flag(compiler, copy.signal, copy.value, copy.update, peer.level)
 
     def run(frame: Frame) -> None:
         unit = peer.unit(frame)
@@ -137,7 +137,7 @@ class Flag:
 def _signal(compiler: Compiler, call: ir.Call) -> Closure:
     signal = operations.Signal.of(call)
     flag = Flag(compiler, signal.flag, signal.value, signal.op, signal.level)
-    peer = Peer(compiler, signal.peer, signal.level) if signal.peer is not None else None
+    peer = None if signal.peer is None or signal.level is None else Peer(compiler, signal.peer, signal.level)
     return lambda frame: flag.update(frame, peer.unit(frame) if peer is not None else None)
 
 
@@ -209,13 +209,12 @@ def queued(compiler: Compiler, steps: Sequence[Closure]) -> Closure:
     """Start an asynchronous operation of these steps. They use the unit's variables of now, and memory as it is at
     their execution.
     """
-    where, preempts = compiler.where, compiler.preempts
+    where = compiler.where
 
     def perform(side: Frame) -> None:
         for step in steps:
             step(side)
-        if preempts:
-            side.run.scheduler.preempt(True)
+        side.run.scheduler.preempt(True)
 
     execute = located(perform, where)
 

@@ -38,7 +38,7 @@ def linear_thread(frame: Frame) -> np.ndarray:
 
 
 def _warp_size(compiler: Compiler, call: ir.Call) -> int:
-    groups = [level.threads for level in compiler.machine.levels if level.kind == "thread_group" and level.threads > 1]
+    groups = [level.width for level in compiler.machine.levels if level.kind == "thread_group" and level.width > 1]
     if not groups:
         raise UnsupportedError(f"machine {compiler.machine.name!r} has no groups of threads that {call.op.name} needs")
     return groups[0]

@@ -74,7 +74,7 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     if not compiler.data:
         return lambda frame: None
     if "cluster_mask" in notes:
-        mask = ir.constant(notes["cluster_mask"])
+        mask = ir.integer(notes["cluster_mask"])
         return multicast(compiler, copy.source, mask, lambda from_, frame: copy_tile(from_, target, frame))
     return lambda frame: copy_tile(source, target, frame)
 
@@ -232,10 +232,11 @@ def _gemm_sparse(compiler: Compiler, call: ir.Call) -> Closure:
 
     def run(frame: Frame) -> None:
         clears = bool(uniform(clear(frame), frame, "clear_accum"))
-        operands = [matrix(region.read(frame)) for region in (a, e, b)]
         with c.target(frame, reads=not clears) as result:
             numerics.gemm_sparse(
-                *operands,
+                matrix(a.read(frame)),
+                matrix(e.read(frame)),
+                matrix(b.read(frame)),
                 matrix(result),
                 transpose_a=product.transpose_a,
                 transpose_metadata=product.transpose_metadata,
@@ -321,17 +322,23 @@ def _im2col(compiler: Compiler, call: ir.Call) -> Closure:
 # -- atomics on tiles, reducers ----------------------------------------------------------------------------------------
 
 
+def _updates(compiler: Compiler, update: TileCopy) -> Callable[[Frame, tuple[int, ...]], np.ndarray]:
+    """The values that an update combines with a tile of some extents: another tile, or one number."""
+    if update.is_of_tiles:
+        source = Region(compiler, update.source)
+        return lambda frame, extents: fitted(source.read(frame), extents)
+    value = compiler.expr(update.source)
+    return lambda frame, extents: np.full(extents, uniform(value(frame), frame, "the value of an atomic"))
+
+
 def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         update = TileCopy.of(call)
-        target, is_tile = Region(compiler, update.target), update.is_of_tiles
-        source = Region(compiler, update.source) if is_tile else None
-        value = None if is_tile else compiler.expr(update.source)
+        target, source = Region(compiler, update.target), _updates(compiler, update)
 
         def run(frame: Frame) -> None:
             block = target.block(frame)
-            tile = source.read(frame) if is_tile else uniform(value(frame), frame, "the value of an atomic")
-            tile = fitted(tile, block.extents) if is_tile else np.full(block.extents, tile)
+            tile = source(frame, block.extents)
             target.home.written(frame)
             view = block.view()
             target.home.touched(frame, DEVICE_ATOMIC, view)

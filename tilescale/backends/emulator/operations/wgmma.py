@@ -57,10 +57,10 @@ def _product(compiler: Compiler, call: ir.Call) -> Closure:
     negates = math.prod(made.signs) < 0
 
     def run(frame: Frame) -> None:
-        acting = active(frame).reshape(-1, _THREADS).any(axis=1)
+        acting = np.asarray(active(frame).reshape(-1, _THREADS).any(axis=1))
         clears = not uniform(adds(frame), frame, "scale_out")
         held = np.zeros((acting.size, _THREADS, columns // 2), total.dtype) if clears else total.load(frame).copy()
-        for group in np.flatnonzero(acting):
+        for group in np.flatnonzero(acting).tolist():
             result, left = np.zeros((_ROWS, columns), total.dtype), a(frame, group)
             result[of_total] = held[group]
             numerics.gemm(-left if negates else left, b(frame, group), result, transpose_b=True)
@@ -120,7 +120,7 @@ class _Registers:
         self.dtype = self._home.dtype
         self.private = elements_at(compiler, data, position, count) if self._home.private else []
         self._position = compiler.expr(position)
-        if not self.private and (self._layout.layout is None or self._layout.layout.thread is None):
+        if not (self.private or self._layout.is_distributed):
             raise UnsupportedError(
                 f"wgmma of the tile {buffer.name!r} in registers, whose distribution over threads is unknown",
                 hint="T.annotate_layout({tile: emitter.make_mma_store_layout(tile)}), or T.alloc_local",

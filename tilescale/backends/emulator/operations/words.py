@@ -54,10 +54,10 @@ def _write(targets: list[Element], values: Any, predicate: Closure | None, frame
         for target, value in zip(targets, values, strict=True):
             target.store(side, value)
 
-    taken = True if predicate is None else predicate(frame)
+    taken = None if predicate is None else predicate(frame)
     if is_vector(taken):
         under(frame, taken, store)
-    elif taken:
+    elif taken is None or taken:
         store(frame)
 
 

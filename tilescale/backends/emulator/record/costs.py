@@ -22,7 +22,8 @@ from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
 from tilescale.backends.emulator.operations.pointers import pointed
-from tilescale.backends.emulator.record.registry import cost
+from tilescale.backends.emulator.record.recorder import Recorder
+from tilescale.backends.emulator.record.registry import CostRule, cost
 from tilescale.backends.emulator.record.tally import Tally, points
 from tilescale.timing.steps import WorkPart, merged
 
@@ -35,12 +36,12 @@ class Traffic:
     `each`: whether each thread moves a tile of its own, from or to a thread-private buffer.
     """
 
-    def __init__(self, compiler: Compiler, region: Any, writes: bool, each: bool = False):
+    def __init__(self, recorder: Recorder, compiler: Compiler, region: ir.Call, writes: bool, each: bool = False):
         self.region, self.writes, self.each = Region(compiler, region), writes, each
         self.kind = ir.scope_kind(self.region.home.buffer)
         self.root = compiler.root(self.region.home.slot)
-        self.recorder = compiler.instrumentation.recorder
-        layer = self.recorder.rates.layers[self.kind]
+        self.recorder = recorder
+        layer = recorder.rates.layers[self.kind]
         self.latency = 0.0 if writes else layer.latency
         self.per_program = layer.per_program
         self.itemsize = self.region.home.dtype.itemsize
@@ -90,9 +91,11 @@ def executing(frame: Frame) -> int:
     return len(cluster.programs) if frame.unit is cluster.unit else 1
 
 
-def _moves(compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bool = False) -> Closure:
+def _moves(
+    recorder: Recorder, compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bool = False
+) -> Closure:
     """A step that moves tiles; a transfer if one of them lies in device memory."""
-    recorder, where = compiler.instrumentation.recorder, compiler.where
+    where = compiler.where
     kind = "transfer" if any(side.kind == "global" for side in sides) else "compute"
 
     def record(frame: Frame) -> None:
@@ -106,12 +109,15 @@ def _moves(compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bo
     return record
 
 
-def _copies(name: str, asynchronous: bool) -> Callable[[Compiler, ir.Call], Closure]:
-    def rule(compiler: Compiler, call: ir.Call) -> Closure:
+def _copies(name: str, asynchronous: bool) -> CostRule:
+    def rule(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closure:
         copy = TileCopy.of(call)
         each = any(ir.region_parts(region)[0].scope() in PRIVATE for region in (copy.source, copy.target))
-        sides = [Traffic(compiler, copy.source, False, each), Traffic(compiler, copy.target, True, each)]
-        return _moves(compiler, name, sides, asynchronous)
+        sides = [
+            Traffic(recorder, compiler, copy.source, False, each),
+            Traffic(recorder, compiler, copy.target, True, each),
+        ]
+        return _moves(recorder, compiler, name, sides, asynchronous)
 
     return rule
 
@@ -123,24 +129,24 @@ cost(tl.IM2COL, tl.C2D_IM2COL)(_copies("im2col", False))
 
 
 @cost(tl.FILL, runs=True)
-def _fill(compiler: Compiler, call: ir.Call) -> Closure:
-    return _moves(compiler, "fill", [Traffic(compiler, Fill.of(call).target, True)])
+def _fill(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closure:
+    return _moves(recorder, compiler, "fill", [Traffic(recorder, compiler, Fill.of(call).target, True)])
 
 
 @cost(tl.PTX_WAIT_GROUP, tl.WAIT_TMA_STORES, runs=True)
-def _settle(compiler: Compiler, call: ir.Call) -> Closure:
+def _settle(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closure:
     left = groups_left(call)
-    return lambda frame: compiler.instrumentation.recorder.settle(left)
+    return lambda frame: recorder.settle(left)
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
 
 
-def _product(view: type[Gemm] | type[SparseGemm]) -> Callable[[Compiler, ir.Call], Closure]:
-    def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        recorder, where, product = compiler.instrumentation.recorder, compiler.where, view.of(call)
+def _product(view: type[Gemm] | type[SparseGemm]) -> CostRule:
+    def rule(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closure:
+        where, product = compiler.where, view.of(call)
         left, result = Region(compiler, product.a), Region(compiler, product.c)
-        operands = [Traffic(compiler, operand, False) for operand in (product.a, product.b)]
+        operands = [Traffic(recorder, compiler, operand, False) for operand in (product.a, product.b)]
         # A structured-sparse operand holds every second element of its rows.
         dense = 2 if isinstance(product, SparseGemm) else 1
 
@@ -161,14 +167,14 @@ cost(tl.GEMM_BLOCKSCALED, tl.TCGEN05_GEMM_BLOCKSCALED, runs=True)(_product(Gemm)
 cost(tl.GEMM_SP, tl.WGMMA_GEMM_SP, tl.TCGEN05_GEMM_SP)(_product(SparseGemm))
 
 
-def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
+def _elements(name: str) -> CostRule:
     """An operation that reads each element of its first tile once, and writes its second."""
 
-    def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        recorder, where = compiler.instrumentation.recorder, compiler.where
+    def rule(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closure:
+        where = compiler.where
         read, written = read_and_written(call)
-        sides = [Traffic(compiler, read, False)] if read is not None else []
-        sides += [Traffic(compiler, written, True)] if written is not None else []
+        sides = [Traffic(recorder, compiler, read, False)] if read is not None else []
+        sides += [Traffic(recorder, compiler, written, True)] if written is not None else []
 
         def record(frame: Frame) -> None:
             found = [side.demands(frame) for side in sides]
@@ -188,12 +194,12 @@ def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
 for _name in ("reduce", "cumsum", "cummax", "atomicadd", "atomicmax", "atomicmin", "reducer_init"):
     cost(tl.TILE_OPERATIONS + _name)(_elements(_name))
 cost(*tl.FINALIZE_REDUCER)(_elements("finalize_reducer"))
-cost(tl.REDUCER_UPDATE)(lambda compiler, call: lambda frame: None)
+cost(tl.REDUCER_UPDATE)(lambda recorder, compiler, call: lambda frame: None)
 
 
 def _access(
     name: str, nbytes: Callable[[ir.Call, int], int], pointer: Callable[[ir.Call], Any], returns: bool = False
-) -> Callable[[Compiler, ir.Call], Closure]:
+) -> CostRule:
     """An access to elements by each active thread.
 
     Args:
@@ -202,8 +208,8 @@ def _access(
         returns: whether the thread waits for the value.
     """
 
-    def rule(compiler: Compiler, call: ir.Call) -> Closure:
-        recorder, where = compiler.instrumentation.recorder, compiler.where
+    def rule(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closure:
+        where = compiler.where
         home = pointed(compiler, pointer(call)).home
         scope, root = ir.scope_kind(home.buffer), compiler.root(home.slot)
         far = scope == "global"
@@ -222,7 +228,11 @@ def _access(
     return rule
 
 
-def _atomic(width: int = 1, returns: bool = False) -> Callable[[Compiler, ir.Call], Closure]:
+def _constant(nbytes: int) -> Callable[[ir.Call, int], int]:
+    return lambda call, itemsize: nbytes
+
+
+def _atomic(width: int = 1, returns: bool = False) -> CostRule:
     """An update of one element, or of neighbouring ones: read, and written."""
     return _access("atomic", lambda call, itemsize: 2 * width * itemsize, lambda call: Atomic.of(call).pointer, returns)
 
@@ -235,9 +245,7 @@ cost(tl.atomic("load"), runs=True)(_atomic(returns=True))
 cost(tl.atomic("addx2"), runs=True)(_atomic(width=2))
 cost(tl.atomic("addx4"), runs=True)(_atomic(width=4))
 for _width in (32, 64, 128, 256):
-    _store = _access(
-        "store", lambda call, itemsize, nbytes=_width // 8: nbytes, lambda call: WordStore.of(call).pointer
-    )
+    _store = _access("store", _constant(_width // 8), lambda call: WordStore.of(call).pointer)
     cost(f"{tl.TL}stg{_width}", f"{tl.TL}sts{_width}", runs=True)(_store)
 cost(tl.PTX_CP_ASYNC, runs=True)(
     _access("cp.async", lambda call, size: AsyncCopy.of(call).count * size, lambda call: AsyncCopy.of(call).source)
@@ -247,9 +255,11 @@ cost(tl.PTX_LDMATRIX, runs=True)(
 )
 
 
-def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, tuple[int, ...]], None]:
+def loop_cost(
+    recorder: Recorder, compiler: Compiler, found: Tally, name: str
+) -> Callable[[Frame, tuple[int, ...]], None]:
     """A closure that records the cost of a statement on single elements over a space of points."""
-    recorder, where = compiler.instrumentation.recorder, compiler.where
+    where = compiler.where
     flops = sum(found.operations.values())
     slots = [(compiler.root(compiler.slot(access.buffer.data)), access) for access in found.accesses]
     layer = recorder.rates.layers["global"]
@@ -269,7 +279,7 @@ def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, t
         floor += at_least(frame, total, layer.per_program)
         recorder.work(frame, WorkPart(name, kind, where, merged(parts), total, flops * every), floor)
 
-    programs = [compiler.slot(var) for var in compiler.launch.programs] if compiler.launch is not None else []
+    programs = [compiler.slot(var) for var in compiler.launch.programs] if compiler.is_in_launch else []
 
     def _mine(slot: int, nbytes: int) -> Callable[[Frame], tuple[Hashable, int]]:
         return lambda frame: ((slot, where, tuple(frame.slots[s] for s in programs)), nbytes)

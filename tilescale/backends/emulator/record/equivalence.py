@@ -28,7 +28,7 @@ from tilescale.program.model import Launch
 from tilescale.program.operations import Barrier, Collective, Copy, Rank, Signal, TileView, operation, signalled
 from tilescale.program.ops import SCALE
 from tilescale.timing.rates import TileCache
-from tilescale.timing.record import CacheLookup, TaskLog
+from tilescale.timing.record import CacheLookup
 from tilescale.timing.steps import RecordedTask
 
 Index = tuple[int, ...]
@@ -259,34 +259,29 @@ class GridPrograms:
 
     def run(self) -> Counter[str]:
         """Record all of them, in start order and at their points in the cache's history; returns their collectives."""
-        grid, before = self._grid, self._collectives()
+        grid, run = self._grid, self._grid.device.run
+        before = run.collectives_of(grid.device.unit)
         self._recorder.starts(grid.places)
         for number, (index,) in enumerate(grid.clusters):
             self._record(number, index)
             if number + grid.plan.resident < grid.count:
                 self._recorder.starts(1)
-        return self._collectives() - before
-
-    def _collectives(self) -> Counter[str]:
-        device = self._grid.device
-        return Counter(device.run.activity[device.run.number(device.unit)].collectives)
+        return run.collectives_of(grid.device.unit) - before
 
     def _record(self, number: int, index: Index) -> None:
         kind = tuple(index[axis] for axis in self._equivalence.deciding)
         lookups = self._lookups.get(kind)
         found = None if lookups is None else tuple([self._found(lookup, index) for lookup in lookups])
-        known = self._known.get((kind, found))
+        known, run, unit = self._known.get((kind, found)), self._grid.device.run, self._grid.device.unit
         if known is not None and known.tasks is not None:
-            device = self._grid.device
             self._recorder.repeats(self._grid.label(index), *known.tasks)
-            device.run.programs_ended(device.unit, 1, known.collectives)
+            run.programs_ended(unit, 1, known.collectives)
             return
-        before = self._collectives()
-        log = self._run(number, index, found)
-        lookups = self._lookups.setdefault(kind, log.looks or [])
-        self._known[kind, tuple(lookup.found for lookup in log.looks or ())] = Representative(
-            [log.task], self._collectives() - before
-        )
+        before, looks = run.collectives_of(unit), list[CacheLookup]()
+        task = self._run(number, index, found, looks)
+        self._lookups.setdefault(kind, looks)
+        collectives = run.collectives_of(unit) - before
+        self._known[kind, tuple(look.found for look in looks)] = Representative([task], collectives)
 
     def _found(self, lookup: CacheLookup, index: Index) -> tuple[bool, int]:
         """The cache and bounds results of a program for an access of a recorded one."""
@@ -299,11 +294,13 @@ class GridPrograms:
         tile, nbytes = lookup.tile(frame)
         return self._recorder.in_cache(tile, nbytes * lookup.times), nbytes
 
-    def _run(self, number: int, index: Index, found: tuple[tuple[bool, int], ...] | None) -> TaskLog:
-        """Run a program to its end; `found` are the cache's answers so far. Returns its log."""
+    def _run(
+        self, number: int, index: Index, found: tuple[tuple[bool, int], ...] | None, looks: list[CacheLookup]
+    ) -> RecordedTask:
+        """Run a program to its end; `found` are the cache's answers so far. Returns its record, and all its `looks`."""
         ended: list[Task] = []
         task = self._grid.start(number, [index], lambda: ended.append(task))[0]
         log = self._recorder.log_of(task)
-        log.looks, log.answers = [], iter([held for held, _ in found]) if found is not None else None
+        log.looks, log.answers = looks, iter([held for held, _ in found]) if found is not None else None
         self._grid.device.run.scheduler.block(Wait(lambda: bool(ended), "its program", quiet=True))
-        return log
+        return log.task

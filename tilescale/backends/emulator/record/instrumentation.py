@@ -40,14 +40,14 @@ class Recording:
 
     def statement(self, compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
         """The closure of any statement."""
-        return self._persistent_loops(compiler).told(stmt, watched(compiler, stmt, closure))
+        return self._persistent_loops(compiler).told(stmt, watched(self.recorder, compiler, stmt, closure))
 
     def operation(self, compiler: Compiler, call: ir.Call, closure: Closure | None) -> Closure | None:
         """The closure of an operation, None where it has no effect of its own."""
-        name = ir.op_name(call)
+        name = ir.op_name(call) or ""
         if name not in COSTS:
             return closure
-        recorder, record = self.recorder, COSTS[name](compiler, call)
+        recorder, record = self.recorder, COSTS[name](self.recorder, compiler, call)
         if closure is None or (not compiler.data and name not in RUN_WITHOUT_DATA):
             return record
 
@@ -60,7 +60,7 @@ class Recording:
 
     def store(self, compiler: Compiler, stmt: ir.BufferStore, closure: Closure) -> Closure:
         """The closure of a store outside of parallel loops."""
-        recorder, record = self.recorder, loop_cost(compiler, tally(stmt, {}), "store")
+        recorder, record = self.recorder, loop_cost(self.recorder, compiler, tally(stmt, {}), "store")
 
         def run(frame: Frame) -> None:
             if not recorder.log.muted:
@@ -73,11 +73,11 @@ class Recording:
         """The closure of a serial loop outside of parallel ones; `over` makes the closure that repeats a body."""
         if stmt in self._persistent_loops(compiler).loops:
             return over(body)  # its roles hand over each tile
-        return timed(compiler, stmt, body, over)
+        return timed(self.recorder, compiler, stmt, body, over)
 
     def _persistent_loops(self, compiler: Compiler) -> PersistentLoops:
         if self._persistent is None:
-            self._persistent = PersistentLoops(compiler)
+            self._persistent = PersistentLoops(self.recorder, compiler)
         return self._persistent
 
     def nest(self, compiler: Compiler, body: ir.Stmt) -> Callable[[Frame, tuple[int, ...]], bool]:
@@ -85,7 +85,7 @@ class Recording:
         computed.
         """
         recorder, found = self.recorder, tally(body, compiler.axes)
-        record = loop_cost(compiler, found, "elementwise")
+        record = loop_cost(recorder, compiler, found, "elementwise")
         private = [compiler.slot(b.data) for b in found.stores if b.scope() in PRIVATE]
         written = {compiler.root(compiler.slot(b.data)) for b in found.stores}
         computes = compiler.data or bool(written & compiler.flags)
@@ -109,11 +109,11 @@ class Recording:
 
     def copy(self, compiler: Compiler, call: ir.Call) -> Closure:
         """A function that records a copy executed by a copy queue."""
-        return COSTS[COPY.name](compiler, call)
+        return COSTS[COPY.name](self.recorder, compiler, call)
 
     def chunk(self, compiler: Compiler, made: Collective, source: Region, flag: Flag) -> Callable[..., None]:
         """The same for a chunk of a gather or an all-to-all."""
-        return chunk_cost(compiler, made, source, flag)
+        return chunk_cost(self.recorder, compiler, made, source, flag)
 
 
 class PersistentLoops:
@@ -124,8 +124,8 @@ class PersistentLoops:
             `epilogues`: statements of epilogues, and whether they are the first one and the last one.
     """
 
-    def __init__(self, compiler: Compiler):
-        self.recorder = compiler.instrumentation.recorder
+    def __init__(self, recorder: Recorder, compiler: Compiler):
+        self.recorder = recorder
         self.loops: set[ir.Stmt] = set()
         self.refills: set[ir.Stmt] = set()
         self.epilogues: dict[ir.Stmt, tuple[bool, bool]] = {}
@@ -215,18 +215,17 @@ class _Places:
 
 def _without_own_flags(stmt: ir.Stmt) -> Sequence[Any]:
     """A statement without the flags that an operation of the language names, which are recorded anyway."""
-    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    own = _named_by(operation(call))
-    return [argument for argument in call.args if not any(argument.same_as(flag) for flag in own)] if own else [stmt]
+    own = _named_by(operation(stmt.value)) if isinstance(stmt, ir.Evaluate) else []
+    return [part for part in stmt.value.args if not any(part.same_as(flag) for flag in own)] if own else [stmt]
 
 
-def watched(compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
+def watched(recorder: Recorder, compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
     """`closure`, followed by recording: if the statement may have changed flags, by a store or an atomic, all flags are
     read; if it is a loop that polls some, the values it saw are recorded.
     """
     if not any(ir.contains(part, lambda node: compiler.reaches_flags(node)) for part in _without_own_flags(stmt)):
         return closure
-    recorder, where = compiler.instrumentation.recorder, location(stmt)
+    where = location(stmt)
     if isinstance(stmt, ir.While):
         looks = _Places(compiler, _loads(stmt))
 

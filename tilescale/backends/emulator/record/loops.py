@@ -16,6 +16,7 @@ from tilescale.backends.emulator.execute.frame import Frame, is_vector
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
+from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.record.registry import has_cost, orders
 from tilescale.program.footprint import stages_of
 from tilescale.program.operations import Copy, operation
@@ -24,7 +25,9 @@ from tilescale.program.persistent_loops import ROLES
 from tilescale.timing.record import HiddenLatency
 
 
-def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closure], Closure]) -> Closure:
+def timed(
+    recorder: Recorder, compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closure], Closure]
+) -> Closure:
     """The closure of a serial loop, with recording.
 
     Args:
@@ -33,21 +36,21 @@ def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closu
     """
     depth = max(stages_of(stmt), 1)
     free = not ir.contains(stmt.body, lambda node: _orders(compiler, node, depth))
-    hidden = _hidden(compiler) if free and _loads_at_once(compiler, stmt) else None
+    hidden = _hidden(recorder, compiler) if free and _loads_at_once(compiler, stmt) else None
     if free and _is_uniform(stmt):
-        return _counted(compiler, stmt, body, loop, depth, hidden)
+        return _counted(recorder, compiler, stmt, body, loop, depth, hidden)
     if hidden is not None:
-        return _collected(compiler, stmt, loop(body), depth, hidden)
+        return _collected(recorder, compiler, stmt, loop(body), depth, hidden)
     if depth == 1:
-        return _by_parts(compiler, stmt, loop(body)) if stages_of(stmt) else loop(body)
-    return _collected(compiler, stmt, loop(body), depth) if free else _ahead(compiler, loop(body), depth)
+        return _by_parts(recorder, compiler, stmt, loop(body)) if stages_of(stmt) else loop(body)
+    return _collected(recorder, compiler, stmt, loop(body), depth) if free else _ahead(recorder, loop(body), depth)
 
 
 def _loads_at_once(compiler: Compiler, stmt: ir.For) -> bool:
     """Whether loads of an unrolled loop wait for no other iteration: it stores in registers alone, and its addresses do
     not follow from loaded values.
     """
-    if stmt.kind != ir.ForKind.UNROLLED or compiler.launch is None:
+    if stmt.kind != ir.ForKind.UNROLLED or not compiler.is_in_launch:
         return False
     written = [a for leaf in ir.statements(stmt.body) for a in compiler.surroundings.effects(leaf).writes]
     return all(ir.scope_kind(a.buffer) == "fragment" for a in written) and not ir.contains(stmt.body, _is_gather)
@@ -59,14 +62,15 @@ def _is_gather(node: Any) -> bool:
     )
 
 
-def _hidden(compiler: Compiler) -> Callable[[int, float], float]:
+def _hidden(recorder: Recorder, compiler: Compiler) -> Callable[[int, float], float]:
     """The latencies of loads that are in flight together, as many as registers hold."""
-    rates, layer = compiler.instrumentation.recorder.rates, compiler.machine.layer_for("fragment")
+    rates, layer = recorder.rates, compiler.machine.layer_for("fragment")
     room = compiler.machine.capacity(layer.name, compiler.launch.thread_count)
     return lambda loads, nbytes: max(loads - math.ceil(nbytes / room), 0) * rates.latency("global")
 
 
 def _counted(
+    recorder: Recorder,
     compiler: Compiler,
     stmt: ir.For,
     body: Closure,
@@ -74,7 +78,7 @@ def _counted(
     depth: int,
     hidden: HiddenLatency,
 ) -> Closure:
-    recorder, slot = compiler.instrumentation.recorder, compiler.slot(stmt.loop_var)
+    slot = compiler.slot(stmt.loop_var)
     begin, extent = compiler.expr(stmt.min), compiler.expr(stmt.extent)
 
     def first_only(frame: Frame) -> Any:
@@ -103,9 +107,11 @@ def _counted(
     return run
 
 
-def _collected(compiler: Compiler, stmt: ir.For, plain: Closure, depth: int, hidden: HiddenLatency = None) -> Closure:
+def _collected(
+    recorder: Recorder, compiler: Compiler, stmt: ir.For, plain: Closure, depth: int, hidden: HiddenLatency = None
+) -> Closure:
     """A loop with differing iterations: recorded as equal ones with the same sum, or one where loads overlap."""
-    recorder, extent = compiler.instrumentation.recorder, compiler.expr(stmt.extent)
+    extent = compiler.expr(stmt.extent)
 
     def run(frame: Frame) -> Any:
         count = extent(frame)
@@ -120,11 +126,11 @@ def _collected(compiler: Compiler, stmt: ir.For, plain: Closure, depth: int, hid
     return run
 
 
-def _by_parts(compiler: Compiler, stmt: ir.For, plain: Closure) -> Closure:
+def _by_parts(recorder: Recorder, compiler: Compiler, stmt: ir.For, plain: Closure) -> Closure:
     """A loop with one buffer for each tile: its loads are concurrent. Where thread groups share the work, tiles are
     handed over in parts, each of which is reloaded once all groups have used it.
     """
-    recorder, parts = compiler.instrumentation.recorder, _parts(compiler, stmt)
+    parts = _parts(compiler, stmt)
 
     def run(frame: Frame) -> Any:
         log = recorder.log
@@ -148,7 +154,7 @@ def _parts(compiler: Compiler, stmt: ir.For) -> int:
         if isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE:
             level = compiler.machine.level(str(node.value.value))
             if level.kind == "thread_group":
-                groups.append(compiler.launch.thread_count // level.threads)
+                groups.append(compiler.launch.thread_count // level.width)
         elif ir.op_name(node) == tl.COPY:
             source, target = (ir.region_parts(region)[0] for region in regions_of(node)[:2])
             if source.scope() == "global" and ir.scope_kind(target) == "shared":
@@ -158,9 +164,8 @@ def _parts(compiler: Compiler, stmt: ir.For) -> int:
     return min(groups, default=1) if compiler.machine.has(ROLES) and len(rows) == 1 else 1
 
 
-def _ahead(compiler: Compiler, plain: Closure, depth: int) -> Closure:
+def _ahead(recorder: Recorder, plain: Closure, depth: int) -> Closure:
     """A pipelined loop that synchronizes: each load overlaps the previous iterations."""
-    recorder = compiler.instrumentation.recorder
 
     def run(frame: Frame) -> Any:
         log = recorder.log

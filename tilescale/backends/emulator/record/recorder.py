@@ -20,6 +20,7 @@ from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.backends.emulator.execute.queues import Start
 from tilescale.backends.emulator.execute.tasks import Task
 from tilescale.backends.emulator.execute.unit_rendezvous import Moves, Rendezvous
+from tilescale.backends.emulator.interpret.buffers import Home
 from tilescale.collectives.routes import Sizes
 from tilescale.collectives.select import numbering
 from tilescale.errors import Location
@@ -51,7 +52,7 @@ Tile = Callable[[Frame], tuple[Hashable, int]]
 """The identity of an operation's tile, and its bytes."""
 
 
-class Recorder(Observer):
+class Recorder(Observer[Frame, Home]):
     """The record of one run.
 
     Args:
@@ -136,12 +137,12 @@ class Recorder(Observer):
 
     def unites(self, tasks: Sequence[Task]) -> None:
         """The current task acts for all of a cluster's programs, until `divides`: each does its share."""
-        own, barrier = self.log, self.machine.program_level.barrier
-        self._logs[self.current()] = ClusterLog([self._logs[task] for task in tasks], own, barrier)
+        own, barrier = self.own_log, self.machine.program_level.barrier
+        self._logs[self.current()] = ClusterLog([self.log_of(task) for task in tasks], own, barrier)
 
     def divides(self) -> None:
         """The current task acts for itself again."""
-        self._logs[self.current()] = self.log.own
+        self._logs[self.current()] = self.own_log
 
     def begins_persistent_loop(self) -> bool:
         """The current task begins a persistent loop. Returns whether its roles are recorded, until
@@ -173,14 +174,15 @@ class Recorder(Observer):
 
     def ends_persistent_loop(self) -> None:
         """The loop and its epilogues end."""
-        self._logs[self.current()] = self.log.around
+        if isinstance(self.log, PersistentTask):
+            self._logs[self.current()] = self.log.around
 
     def launches(self, count: int, resident: int, group: int, where: Location | None, same: bool) -> None:
         """The current task starts a grid of programs, of which `resident` fit on the machine at once. Where programs
         have the `same` steps, those that are not run are reported by `repeats` or `takes_over`, and all starts by
         `starts`.
         """
-        places, log = self.rates.places, self.log
+        places, log = self.rates.places, self.own_log
         if self._memory.cache_capacity:
             self._caches[log.task.row] = self._caches.get(log.task.row) or TileCache(
                 self._memory.cache_capacity, resident
@@ -195,11 +197,19 @@ class Recorder(Observer):
     @property
     def launched(self) -> LaunchStep:
         """The grid that the current task has started."""
-        return self.log.family
+        launched = self.log.family
+        assert isinstance(launched, LaunchStep)
+        return launched
+
+    @property
+    def own_log(self) -> TaskLog:
+        """The log of the current task alone, also where it acts for a cluster."""
+        return self.log_of(self.current())
 
     def log_of(self, task: Task) -> TaskLog:
-        """The log of a task that has not been joined."""
-        return self._logs[task]
+        """The log of a task that has not been joined, without the rest of its cluster."""
+        log = self._logs[task]
+        return log.own if isinstance(log, ClusterLog) else log
 
     def repeats(self, name: str, task: Recorded) -> None:
         """A program of the current task's grid repeats the steps of another one."""
@@ -242,7 +252,7 @@ class Recorder(Observer):
             return
         if isinstance(place, Start):
             self.log.step(AcquireStep(place, 1, "start", place.where, idle=True))
-            self._starting[self.log] = AcquireStep(place, 1, "start-up", place.where, lag_s=self._queue.startup)
+            self._starting[self.own_log] = AcquireStep(place, 1, "start-up", place.where, lag_s=self._queue.startup)
         else:
             delay = self.machine.program_level.barrier
             self.log.step(AcquireStep(self.log.place(place), self._counts[place], "barrier", None, delay_s=delay))
@@ -276,7 +286,7 @@ class Recorder(Observer):
                 self._seen[place] = now
                 self._changes(place, op, now if op == "set" else now - before, PublishStep(place, name="store"))
 
-    def waited(self, frame: Frame, home: Any, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
+    def waited(self, frame: Frame, home: Home, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
         place = self.flag(flag)
         count = self._counts.get(place, 0)
         if count:
@@ -295,38 +305,37 @@ class Recorder(Observer):
         """The current task waits until at most `left` of its asynchronous copies are in flight."""
         self.log.step(SettleStep(left))
 
-    def rendezvous(self, frame: Frame, rendezvous: Rendezvous, rank: int, name: str, level: str, moves: Moves) -> None:
-        """The current task takes part in a collective of a level."""
-        on_tiles = frame.program is not None
+    def rendezvous(self, call: Rendezvous, rank: int, name: str, level: str, moves: Moves, on_tiles: bool) -> None:
+        """The current task takes part in a collective of a level, `on_tiles` of a program."""
         inside = self.machine.index(level) < self.machine.index(self.machine.tensor_level.name)
-        place, where = self.log.place(rendezvous) if inside else rendezvous, rendezvous.where
+        place, where = self.log.place(call) if inside else call, call.where
         in_slots = on_tiles and not inside and moves.nbytes > 0
 
         def work(rows: tuple[int, ...]) -> WorkStep:
             sent = moves.operation, level, rows, moves.nbytes, moves.algorithm, on_tiles
-            plan = self.plans.plan(*sent, rendezvous.parts)
+            plan = self.plans.plan(*sent, call.parts)
             kind = "sync" if name == "barrier" else "collective"
             written = [self._slots(row, plan.nbytes + moves.nbytes) for row in set(rows) if in_slots]
             part = WorkPart(f"{name} ({plan.algorithm})", kind, where, merged([plan.links, *written]), plan.nbytes)
             return WorkStep([part], plan.seconds)
 
-        self.log.step(steps.RendezvousStep(place, rendezvous.size, rank, f"wait for {name}", where, work))
+        self.log.step(steps.RendezvousStep(place, call.size, rank, f"wait for {name}", where, work))
         if in_slots:
-            sent = moves.operation, level, tuple(range(rendezvous.size)), moves.nbytes, moves.algorithm, on_tiles
+            sent = moves.operation, level, tuple(range(call.size)), moves.nbytes, moves.algorithm, on_tiles
             self._reads_slots(name, level, where, self.plans.plan(*sent).nbytes + moves.nbytes)
 
     def _slots(self, row: int, nbytes: int) -> dict[Hashable, float]:
         """Demands for writing tiles into the memory through which programs of several units exchange them."""
         rate, cache = bandwidth(self._memory), self._memory.cache_bandwidth
-        written = {UnitResource(row, self._memory.name): nbytes / rate} if rate else {}
+        written: dict[Hashable, float] = {UnitResource(row, self._memory.name): nbytes / rate} if rate else {}
         return {**written, UnitResource(row, cache_name(self._memory)): nbytes / cache} if cache else written
 
     def _reads_slots(self, name: str, level: str, where: Location | None, nbytes: int) -> None:
         """The current task reads its own tile, and the received ones once flags say that they have arrived."""
         layer, network = self._memory, self.machine.network(level)
-        demands = (
-            {UnitResource(None, cache_name(layer)): nbytes / layer.cache_bandwidth} if layer.cache_bandwidth else {}
-        )
+        demands: dict[Hashable, float] = {}
+        if layer.cache_bandwidth:
+            demands[UnitResource(None, cache_name(layer))] = nbytes / layer.cache_bandwidth
         floor = layer.latency + (nbytes / layer.per_program if layer.per_program else 0.0)
         flag = network.latency if network is not None else 0.0
         self.log.work(WorkPart(f"{name}, read", "sync", where, demands, nbytes), flag + floor)

@@ -5,14 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilescale.backends.emulator.interpret.registry import IGNORED, OPERATIONS, Rule
+from tilelang_core import ir
+from tilescale.backends.emulator.interpret.closures import Closure
+from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.registry import IGNORED, OPERATIONS
+from tilescale.backends.emulator.record.recorder import Recorder
 
-COSTS: dict[str, Rule] = {}
+CostRule = Callable[[Recorder, Compiler, ir.Call], Closure]
+"""Makes the closure that records what one execution of an operation demands."""
+
+COSTS: dict[str, CostRule] = {}
 RUN_WITHOUT_DATA: set[str] = set()
 """Operations that have a cost and also run where tiles have no values."""
 
 
-def cost(*names: str, runs: bool = False) -> Callable[[Rule], Rule]:
+def cost(*names: str, runs: bool = False) -> Callable[[CostRule], CostRule]:
     """Register the cost of operations on tiles: a rule whose closure writes down what one execution demands.
 
     Args:
@@ -20,7 +27,7 @@ def cost(*names: str, runs: bool = False) -> Callable[[Rule], Rule]:
         runs: whether the operation also runs without data, because it has other effects.
     """
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: CostRule) -> CostRule:
         COSTS.update(dict.fromkeys(names, rule))
         if runs:
             RUN_WITHOUT_DATA.update(names)

@@ -28,20 +28,20 @@ from tilescale.timing.steps import WorkPart, merged
 
 
 @cost(ops.COPY.name, runs=True)
-def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
+def _remote_copy(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closure:
     """A put takes its startup and the transfer time of its bytes, and is visible a latency later. A get takes a round
     trip. Elements travel in the type of the peer's tile.
     """
-    recorder, where, copy = compiler.instrumentation.recorder, compiler.where, Copy.of(call)
-    near = Traffic(compiler, copy.near, not copy.to_peer)
+    where, copy = compiler.where, Copy.of(call)
+    near = Traffic(recorder, compiler, copy.near, not copy.to_peer)
     bits, far_bits = (ir.bits(str(ir.region_parts(region)[0].dtype)) for region in (copy.near, copy.far))
     peer = Peer(compiler, copy.peer, copy.level)
     is_queued = compiler.is_queued(call)
-    choose = _by_host(copy.impl) if is_queued else _by_choice(compiler, call)
+    choose = _by_host(copy.impl) if is_queued else _by_choice(recorder, compiler, call)
     name = "put" if copy.to_peer else "get"
     tells = None
     if copy.signal is not None:
-        tells = _tells(compiler, copy.signal, copy.value, copy.op, peer)
+        tells = _tells(recorder, compiler, copy.signal, copy.value, copy.update, peer)
 
     def record(frame: Frame) -> None:
         here, there = frame.run.number(frame.unit), frame.run.number(peer.unit(frame))
@@ -63,13 +63,13 @@ def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def chunk_cost(
-    compiler: Compiler, made: Collective, source: Region, flag: Flag
+    recorder: Recorder, compiler: Compiler, made: Collective, source: Region, flag: Flag
 ) -> Callable[[Frame, Unit, Block | None, Block], None]:
     """The cost of a collective's chunk on a copy queue: the transfer to a unit, None if it is local, and the signal.
 
     Like every queued operation it ends when it has arrived, and its startup overlaps the operations before it.
     """
-    recorder, where = compiler.instrumentation.recorder, compiler.where
+    where = compiler.where
     choose, root = _by_host(made.impl), source.home.root
     told = f"signal {flag.region.home.name}"
 
@@ -94,9 +94,9 @@ Chooser = Callable[[Sequence[Mechanism]], list[Mechanism]]
 """A selection among the mechanisms of a path."""
 
 
-def _by_choice(compiler: Compiler, call: ir.Call) -> Chooser:
+def _by_choice(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Chooser:
     """The mechanism that the cost model chooses for a copy; all where no rule of it fits."""
-    recorder, whole = compiler.instrumentation.recorder, compiler.executing == compiler.machine.tensor_level
+    whole = compiler.executing == compiler.machine.tensor_level
     try:
         programs = None if whole else recorder.rates.places
         chosen = copy_choice(call, recorder.machine, recorder.extents, programs, names=compiler.program.names).name
@@ -153,7 +153,7 @@ def _way(
     if not offers:
         return Way(recorder.rates.over(path, nbytes, 1.0), 0.0, 0.0, path.latency)
     best = min(offers, key=lambda m: m.seconds(nbytes, operation, bandwidth=path.bandwidth))
-    rate = min(best.rate(operation), path.bandwidth)
+    rate = min(best.rate(operation) or 0.0, path.bandwidth)
     demands: dict[Hashable, float] = dict(recorder.rates.over(path, nbytes, rate / path.bandwidth))
     if by_program and best.per_program:
         # All transfers in flight of a program share its own resources.
@@ -174,14 +174,14 @@ def _inside(recorder: Recorder, nbytes: int, level: str) -> Way:
 
 
 @cost(ops.SIGNAL.name, runs=True)
-def _signal(compiler: Compiler, call: ir.Call) -> Closure:
+def _signal(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closure:
     signal = Signal.of(call)
-    peer = Peer(compiler, signal.peer, signal.level) if signal.peer is not None else None
-    return _tells(compiler, signal.flag, signal.value, signal.op, peer)
+    peer = None if signal.peer is None or signal.level is None else Peer(compiler, signal.peer, signal.level)
+    return _tells(recorder, compiler, signal.flag, signal.value, signal.op, peer)
 
 
-def _tells(compiler: Compiler, flag: Any, value: Any, op: str, peer: Peer | None) -> Closure:
-    recorder, where = compiler.instrumentation.recorder, compiler.where
+def _tells(recorder: Recorder, compiler: Compiler, flag: Any, value: Any, op: str, peer: Peer | None) -> Closure:
+    where = compiler.where
     region, amount = Region(compiler, flag), compiler.expr(value)
 
     def record(frame: Frame) -> None:
@@ -204,10 +204,10 @@ def _delay(recorder: Recorder, here: int, there: int) -> float:
 
 
 @cost(ops.ATOMIC_ADD.name, runs=True)
-def _atomic_add(compiler: Compiler, call: ir.Call) -> Closure:
+def _atomic_add(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closure:
     """A put whose target is read and written; a fetch-add takes a round trip."""
-    recorder, where, made = compiler.instrumentation.recorder, compiler.where, AtomicAdd.of(call)
-    near = Traffic(compiler, made.value, False) if made.is_of_tiles else None
+    where, made = compiler.where, AtomicAdd.of(call)
+    near = Traffic(recorder, compiler, made.value, False) if made.is_of_tiles else None
     target, peer = Region(compiler, made.target), Peer(compiler, made.peer, made.level)
     itemsize, wanted, ranks = target.home.dtype.itemsize, made.impl or "lsu", _ranks(compiler, peer)
 
