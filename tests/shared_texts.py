@@ -6,27 +6,22 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
 
 class SharedTexts:
-    """Stands for what `tilelang_core.compile` keeps of the last functions: keeps all, in a folder, by their keys."""
+    """Replaces the cache of `tilelang_core.compile`: keeps the texts of all functions, in a folder, by their keys."""
 
     def __init__(self, folder: Path):
         self._folder = folder
 
-    def __contains__(self, key: Hashable) -> bool:
-        return self._path(key).exists()
-
-    def __getitem__(self, key: Hashable) -> Any:
-        return pickle.loads(self._path(key).read_bytes())
-
-    def __setitem__(self, key: Hashable, made: Any) -> None:
-        whole = self._folder / f"{os.getpid()}"
-        whole.write_bytes(pickle.dumps(made))
-        whole.replace(self._path(key))
-
-    def _path(self, key: Hashable) -> Path:
-        return self._folder / hashlib.sha256(repr(key).encode()).hexdigest()
+    def made(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the text of a key, made if no process has made it."""
+        path = self._folder / hashlib.sha256(repr(key).encode()).hexdigest()
+        if not path.exists():
+            whole = self._folder / f"{os.getpid()}"
+            whole.write_bytes(pickle.dumps(make()))
+            whole.replace(path)
+        return pickle.loads(path.read_bytes())

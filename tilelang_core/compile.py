@@ -90,9 +90,7 @@ def _kept(key: Hashable, make: Callable[[], GeneratedText]) -> GeneratedText:
     """The cached result of a key. With a text callback of the user, always made anew."""
     if tvm_ffi.get_global_func(_TEXT_HOOK, allow_missing=True) is not None:
         return make()
-    if key not in _generated:
-        _generated[key] = make()
-    return _generated[key]
+    return _generated.made(key, make)
 
 
 @contextlib.contextmanager

@@ -57,10 +57,7 @@ def inferred(func: ir.PrimFunc, target: Any) -> dict[str, TileLayout]:
 
     A function that cannot be lowered has those that were found before the failure.
     """
-    key = func, str(target)
-    if key not in _inferred:
-        _inferred[key] = _infer(func, tvm.target.Target(target))
-    return _inferred[key]
+    return _inferred.made((func, str(target)), lambda: _infer(func, tvm.target.Target(target)))
 
 
 def _infer(func: ir.PrimFunc, target: Any) -> dict[str, TileLayout]:

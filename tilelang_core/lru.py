@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class LruCache(dict[Key, Value], Generic[Key, Value]):
-    """A cache of at most `most` entries; a new entry evicts the oldest one."""
+class LruCache(OrderedDict[Key, Value], Generic[Key, Value]):
+    """A cache of at most `most` entries; a new entry evicts the least recently used one."""
 
     def __init__(self, most: int):
         super().__init__()
@@ -18,5 +20,18 @@ class LruCache(dict[Key, Value], Generic[Key, Value]):
 
     def __setitem__(self, key: Key, value: Value) -> None:
         super().__setitem__(key, value)
+        self.move_to_end(key)
         while len(self) > self._most:
-            del self[next(iter(self))]
+            self.popitem(last=False)
+
+    def get(self, key: Key, default: Any = None) -> Any:
+        if key in self:
+            self.move_to_end(key)
+        return super().get(key, default)
+
+    def made(self, key: Key, make: Callable[[], Value]) -> Value:
+        """Return the entry of a key, made if it is missing."""
+        if key not in self:
+            self[key] = make()
+        self.move_to_end(key)
+        return self[key]

@@ -56,10 +56,7 @@ _found: LruCache[tuple[ir.PrimFunc, str], RandomDraws] = LruCache(64)
 
 def random_draws(func: ir.PrimFunc, target: Any) -> RandomDraws:
     """The draws of a function for a target; none of a function that cannot be lowered."""
-    key = func, str(target)
-    if key not in _found:
-        _found[key] = _find(func, tvm.target.Target(target))
-    return _found[key]
+    return _found.made((func, str(target)), lambda: _find(func, tvm.target.Target(target)))
 
 
 def _find(func: ir.PrimFunc, target: Any) -> RandomDraws:

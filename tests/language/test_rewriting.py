@@ -26,6 +26,16 @@ def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+def test_a_full_cache_evicts_the_entry_that_was_used_longest_ago():
+    cache: LruCache[str, int] = LruCache(2)
+    cache["a"], cache["b"] = 1, 2
+    assert cache.made("a", lambda: 0) == 1 and cache.made("c", lambda: 3) == 3
+    assert dict(cache) == {"a": 1, "c": 3}
+    assert cache.get("a") == 1 and cache.get("b") is None
+    cache["d"] = 4
+    assert dict(cache) == {"a": 1, "d": 4}
+
+
 def filled(length: int, enter: Any, size: Any = None) -> Any:
     @T.prim_func
     def program(X: T.Tensor((length,), "int32")):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tilelang_core.lru import LruCache
 from tilescale.backends.cuda.running import driver
 from tilescale.backends.cuda.running.native import UNKNOWN, CallForms, ReplayGraph
 from tilescale.backends.cuda.running.replay import ArgumentKind, Arguments, GraphReplay
@@ -71,8 +72,8 @@ class CallPlan:
         self._kinds, self.can_repeat = kinds, can_repeat
         self._calls = LAUNCHED_BEFORE if at_once else 0
         self._replay: GraphReplay | None = None
-        self._bound: OrderedDict[Arguments, list[StreamWork]] = OrderedDict()
-        self._elsewhere: OrderedDict[Arguments, CallPlan] = OrderedDict()
+        self._bound: LruCache[Arguments, list[StreamWork]] = LruCache(KEPT)
+        self._elsewhere: LruCache[Arguments, CallPlan] = LruCache(KEPT)
 
     def launch(self, given: Arguments, bind: Bind, stream: int | None) -> None:
         """Put everything on the current stream, given by number; None if it is captured in the caller's graph."""
@@ -86,7 +87,7 @@ class CallPlan:
             self._bound.clear()
         if self._replay.launch(given, bind, stream):
             return None
-        at_places = _lately(self._elsewhere, given, lambda: CallPlan(self._kinds, can_repeat=True))
+        at_places = self._elsewhere.made(given, lambda: CallPlan(self._kinds, can_repeat=True))
         at_places.launch(given, bind, stream)
 
     @property
@@ -95,17 +96,7 @@ class CallPlan:
         return self._replay.graph if self._replay is not None else None
 
     def _launches(self, given: Arguments, bind: Bind) -> list[StreamWork]:
-        return _lately(self._bound, given, bind)
-
-
-def _lately(kept: OrderedDict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-    """The value of a key, made if there is none; the last few are kept."""
-    if key not in kept:
-        kept[key] = make()
-        if len(kept) > KEPT:
-            kept.popitem(last=False)
-    kept.move_to_end(key)
-    return kept[key]
+        return self._bound.made(given, bind)
 
 
 class CallPlans:
