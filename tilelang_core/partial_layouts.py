@@ -35,7 +35,7 @@ def with_whole_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
         for stmt in ir.statements(func.body):
             for access in accesses_of(stmt, lambda name: False).accesses:
                 placed = partial.get(access.buffer.data)
-                if placed is not None and not placed[_box(access, placed.shape, ranges)].all():
+                if placed is not None and not placed[_box(access, ranges)].all():
                     raise ValueError(f"The layout of fragment {access.buffer.name} has no place for some elements")
     return func
 
@@ -84,7 +84,7 @@ def _placed(layout: Fragment, shape: tuple[int, ...], threads: int) -> np.ndarra
     return alone.reshape(shape)
 
 
-def _box(access: BufferAccess, shape: tuple[int, ...], ranges: dict[tirx.Var, tuple[Any, Any]]) -> tuple[slice, ...]:
+def _box(access: BufferAccess, ranges: dict[tirx.Var, tuple[Any, Any]]) -> tuple[slice, ...]:
     """The box of elements that an access may touch."""
     if access.begins is None or access.extents is None:
         return ()

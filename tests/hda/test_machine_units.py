@@ -83,7 +83,6 @@ def test_formatted_quantities_parse_back(small, large):
     assert units.parse(units.format_time(small), "time") == pytest.approx(small, rel=1e-3)
     assert units.parse(units.format_bandwidth(large), "bandwidth") == pytest.approx(large, rel=1e-3)
     assert units.parse(units.format_rate(large), "rate") == pytest.approx(large, rel=1e-3)
-    assert units.parse(units.format_clock(large), "clock") == pytest.approx(large, rel=1e-3)
 
 
 def test_format_reads_as_a_person_writes():
@@ -95,4 +94,3 @@ def test_format_reads_as_a_person_writes():
     assert units.format_time(1.2e-6) == "1.2 us"
     assert units.format_time(0) == "0 s"
     assert units.format_rate(989.43e12) == "989.4 TOP/s"
-    assert units.format_clock(1.98e9) == "1.98 GHz"

@@ -106,7 +106,7 @@ def path(machine: Description, level: str, a: int, b: int, sizes: Mapping[str, i
         return Path(level, a, b, (), float("inf"), 0.0, (), "")
     if machine.level(level).kind == "thread_group":
         return _between_thread_groups(machine, level, a, b, at_a, at_b)
-    found = [_through(machine, level, net, at_a, at_b) for net in machine.networks]
+    found = [_through(net, at_a, at_b) for net in machine.networks]
     routes = [hops for hops in found if hops] or [_search(machine, level, at_a, at_b)]
     hops = min(routes, key=_typical_time)
     if not hops:
@@ -166,7 +166,7 @@ def _between_thread_groups(machine: Description, level: str, a: int, b: int, at_
     return Path(level, a, b, (), layer.bandwidth or float("inf"), layer.latency, (), layer.name)
 
 
-def _through(machine: Description, level: str, net: Network, at_a: UnitPlace, at_b: UnitPlace) -> tuple[Hop, ...]:
+def _through(net: Network, at_a: UnitPlace, at_b: UnitPlace) -> tuple[Hop, ...]:
     """The route over one network, or () where it does not connect the two."""
     if net.level not in at_a or at_a[net.level] == at_b[net.level]:
         return ()

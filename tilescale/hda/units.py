@@ -126,11 +126,6 @@ def format_rate(rate: float) -> str:
     return _decimal(rate, "OP/s")
 
 
-def format_clock(clock: float) -> str:
-    """Hertz: "1.98 GHz"."""
-    return _decimal(clock, "Hz")
-
-
 def format_time(seconds: float) -> str:
     """Seconds in the unit that leaves at least 1: "1.2 us"."""
     for prefix, power in _SMALL.items():
