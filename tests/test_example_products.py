@@ -231,8 +231,8 @@ def test_shifts_round_a_folded_ring_take_less_time():
 @pytest.mark.parametrize(
     ("number", "given", "message"),
     [
-        (16, "--devices=3", "takes a square of devices; 3 are none: --devices=4, or 17_summa.py"),
-        (16, "--devices=8", "takes a square of devices; 8 are none: --devices=9, or 17_summa.py"),
+        (16, "--devices=3", "takes a square number of devices, not 3: --devices=4, or 17_summa.py"),
+        (16, "--devices=8", "takes a square number of devices, not 8: --devices=9, or 17_summa.py"),
         (17, "--devices=6 --rows=4", "6 devices do not make 4 equal rows: give --rows a divisor of 6"),
         (18, "--devices=1 --top-k=3", "a token cannot choose 3 of 2 experts: lower --top-k or raise --experts"),
         (19, "--devices=9 --nodes=4", "9 devices do not divide among 4 nodes: give a multiple of 4"),

@@ -24,7 +24,6 @@ class WarpGemm:
 
     @classmethod
     def of(cls, call: ir.Call) -> WarpGemm:
-        """The operation of a call."""
         shape, *words = (str(arg.value) for arg in call.args[:6])
         fragments = tuple((call.args[i], call.args[i + 1]) for i in (6, 8, 10))
         return cls(shape, (words[0], words[1]), (words[2], words[3], words[4]), fragments)
@@ -92,7 +91,6 @@ class WarpGroupGemm:
 
     @classmethod
     def of(cls, call: ir.Call) -> WarpGroupGemm:
-        """The operation of a call."""
         in_registers = ir.op_name(call) == tl.PTX_WGMMA_RS
         majors = [None, *call.args[1:2]] if in_registers else call.args[1:3]
         a, b = (None if major is None else bool(ir.integer(major)) for major in majors)
@@ -127,7 +125,6 @@ class TensorMemoryGemm:
 
     @classmethod
     def of(cls, call: ir.Call) -> TensorMemoryGemm:
-        """The operation of a call."""
         _, a, a_at, b, b_at, total, total_at, form, adds, *special = call.args
         masks_and_blocks = [*special[:4], special[-1]]
         is_special = any(ir.constant(flag) != 0 for flag in masks_and_blocks)

@@ -34,7 +34,7 @@ def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @contextlib.contextmanager
 def mending() -> Iterator[None]:
-    """Within the block stock TileLang lowers functions `mended`: none that it finds in its cache."""
+    """Within the block, stock TileLang lowers `mended` functions; it looks them up in its cache as they were traced."""
     engine: Any = importlib.import_module("tilelang.engine.lower")
     stock = engine.lower_with_context
     engine.lower_with_context = lambda func, *given, **options: stock(mended(func), *given, **options)

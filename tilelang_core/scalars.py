@@ -33,7 +33,6 @@ class IfThenElse:
 
     @classmethod
     def of(cls, call: ir.Call) -> IfThenElse:
-        """A call of it."""
         return cls(*call.args)
 
 
@@ -63,7 +62,6 @@ class WarpIndex:
 
     @classmethod
     def of(cls, call: ir.Call) -> WarpIndex:
-        """A call of one of these operations."""
         return cls(ir.constant(_optional(call.args, 0)), ir.constant(_optional(call.args, 1)))
 
 
@@ -105,7 +103,6 @@ class ThreadReduction:
 
     @classmethod
     def of(cls, call: ir.Call) -> ThreadReduction:
-        """A call of it."""
         count, args = ir.integer(call.args[0]), tuple(call.args[1:])
         values, (takes_part, *others) = args[:count], args[count:]
         return cls(values, takes_part, tuple(others[:count]), tuple(others[count:]))
@@ -120,7 +117,6 @@ class Quantifier:
 
     @classmethod
     def of(cls, call: ir.Call) -> Quantifier:
-        """A call of one of them."""
         return cls(call.args[0], call.args[1])
 
 
@@ -145,7 +141,6 @@ class BarrierWait:
 
     @classmethod
     def of(cls, call: ir.Call) -> BarrierWait:
-        """A call of one of these operations."""
         return cls(_barrier(call.args[0]), call.args[1])
 
 
@@ -158,7 +153,6 @@ class BarrierArrival:
 
     @classmethod
     def of(cls, call: ir.Call) -> BarrierArrival:
-        """A call of one of these operations."""
         is_remote = ir.op_name(call) == tl.ARRIVE_CLUSTER_BARRIER
         return cls(_barrier(call.args[0]), call.args[1] if is_remote else None)
 
@@ -201,7 +195,6 @@ class DeclaredPointer:
 
     @classmethod
     def of(cls, call: ir.Call) -> DeclaredPointer:
-        """A call of it."""
         return cls(call.args[1], ir.integer(call.args[2]))
 
 
@@ -215,7 +208,6 @@ class OffsetPointer:
 
     @classmethod
     def of(cls, call: ir.Call) -> OffsetPointer:
-        """A call of it."""
         return cls(str(call.args[0].dtype), call.args[1], call.args[2])
 
 
@@ -228,7 +220,6 @@ class WordLoad:
 
     @classmethod
     def of(cls, call: ir.Call) -> WordLoad:
-        """A call of one of these operations."""
         return cls(call.args[0], _optional(call.args, 1))
 
 
@@ -242,7 +233,6 @@ class WordStore:
 
     @classmethod
     def of(cls, call: ir.Call) -> WordStore:
-        """A call of one of these operations."""
         return cls(call.args[0], call.args[1], _optional(call.args, 2))
 
 
@@ -257,7 +247,6 @@ class AsyncCopy:
 
     @classmethod
     def of(cls, call: ir.Call) -> AsyncCopy:
-        """A call of it."""
         return cls(call.args[0], call.args[1], ir.integer(call.args[2]), _optional(call.args, 3))
 
 
@@ -272,7 +261,6 @@ class LoadMatrix:
 
     @classmethod
     def of(cls, call: ir.Call) -> LoadMatrix:
-        """A call of it."""
         transpose, count, row, target = call.args[:4]
         return cls(bool(ir.constant(transpose)), ir.integer(count), row, target)
 
@@ -292,7 +280,6 @@ class Atomic:
 
     @classmethod
     def of(cls, call: ir.Call) -> Atomic:
-        """A call of one of these operations."""
         is_load = ir.op_name(call) == tl.atomic("load")
         order = ir.constant(_optional(call.args, 1 if is_load else 2))
         return cls(call.args[0], None if is_load else call.args[1], order or 0)
@@ -308,7 +295,6 @@ class ScaleCopy:
 
     @classmethod
     def of(cls, call: ir.Call) -> ScaleCopy:
-        """A call of it."""
         return cls(*call.args[:3])
 
 
@@ -324,7 +310,6 @@ class Extern:
 
     @classmethod
     def of(cls, call: ir.Call) -> Extern:
-        """A call of one."""
         return cls(str(call.args[0].value), list(call.args[1:]))
 
 
@@ -353,7 +338,6 @@ class RandomInit:
 
     @classmethod
     def of(cls, call: ir.Call) -> RandomInit:
-        """A call of it."""
         seed, sequence, offset, generator = call.args[:4]
         return cls(seed, sequence, offset, str(generator.value))
 

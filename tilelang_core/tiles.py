@@ -97,7 +97,6 @@ class Fill:
 
     @classmethod
     def of(cls, call: ir.Call) -> Fill:
-        """The operation of a call."""
         return cls(call, call.args[0], call.args[1])
 
     def on(self, target: ir.Call) -> ir.Stmt:
@@ -124,7 +123,6 @@ class Reduce:
 
     @classmethod
     def of(cls, call: ir.Call) -> Reduce:
-        """The operation of a call."""
         source, target, kind, dim, clear = call.args[:5]
         return cls(call, source, target, str(kind.value), ir.integer(dim), bool(ir.constant(clear)))
 
@@ -163,7 +161,6 @@ class Gemm:
 
     @classmethod
     def of(cls, call: ir.Call) -> Gemm:
-        """The operation of a call."""
         a, b, c, transpose_a, transpose_b, m, n, k, _, clear = call.args[:10]
         return cls(call, a, b, c, bool(ir.constant(transpose_a)), bool(ir.constant(transpose_b)), (m, n, k), clear)
 
@@ -244,7 +241,6 @@ class ScaledGemm(Gemm):
 
     @classmethod
     def of(cls, call: ir.Call) -> ScaledGemm:
-        """The operation of a call."""
         plain = Gemm.of(call)
         fields = call, *plain.operands, plain.transpose_a, plain.transpose_b, plain.sizes, plain.clear
         return cls(*fields, (call.args[13], call.args[14]), call.args[15])
@@ -265,7 +261,6 @@ class SparseGemm:
 
     @classmethod
     def of(cls, call: ir.Call) -> SparseGemm:
-        """The operation of a call."""
         given = [*call.args[:4], *(bool(ir.constant(flag)) for flag in call.args[4:7]), call.args[11]]
         return cls(*given)
 
@@ -281,7 +276,6 @@ class Scan:
 
     @classmethod
     def of(cls, call: ir.Call) -> Scan:
-        """The operation of a call."""
         source, target, dim, reverse = call.args[:4]
         return cls(source, target, ir.integer(dim), bool(ir.constant(reverse)))
 
@@ -300,7 +294,6 @@ class Im2col:
 
     @classmethod
     def of(cls, call: ir.Call) -> Im2col:
-        """The operation of a call."""
         return cls(call.args[0], call.args[1], tuple(call.args[2:8]))
 
 
@@ -318,5 +311,4 @@ class Reducer:
 
     @classmethod
     def of(cls, call: ir.Call) -> Reducer:
-        """A call of one of them."""
         return cls(call.args[0], call.args[1] if len(call.args) > 1 else None)

@@ -198,7 +198,7 @@ class AllReduce:
         return checked(self.draw, x.copy_, trials.returning(x, dist.all_reduce, x))
 
     def symm_mem(self) -> Runner:
-        """PyTorch's kernel for small tensors."""
+        """PyTorch's one-shot all-reduce in symmetric memory."""
         import torch.distributed._symmetric_memory as symm
 
         x = symm.empty(self.elements, dtype=torch.float32, device=trials.device())

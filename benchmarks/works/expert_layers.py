@@ -48,7 +48,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 
 def heat(tokens: int, trains: bool, mode: str, layers: dict[str, Layer], gpus: int, dtype: str = "bfloat16") -> Heat:
-    """One work of several layers, the first of which is the baseline."""
+    """A race of several layers with the same work; the first one is the baseline."""
     work, kind = Work(tokens, trains), "forward and backward" if trains else "forward"
     entries = [Contender(name, functools.partial(work.runner, layer)) for name, layer in layers.items()]
     flops = (3 if trains else 1) * tokens * CHOICES * 6 * FEATURES * INNER

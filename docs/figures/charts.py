@@ -85,7 +85,7 @@ def chart(title: str, works: Sequence[str], name: str = "asynchrony") -> Figure:
 
 
 def sign(figure: Figure, height: float, results: Mapping[str, Any], said: str = "median of the rounds") -> None:
-    """Say in the last line where and when it was measured."""
+    """Write the machine, the date and the statistic of the results into the last line."""
     where = f"{results['machine']['gpu']}, {results['date'][:10]}; {said}"
     figure.text(452, height - 10, where, "soft", 11, "end")
 

@@ -114,7 +114,7 @@ def main(devices: int, size: int, seed: int) -> None:
     side = round(devices**0.5)
     if side * side != devices:
         raise click.UsageError(
-            f"Cannon's algorithm takes a square of devices; {devices} are none: --devices={side * side}, or 17_summa.py"
+            f"Cannon's algorithm takes a square number of devices, not {devices}: --devices={side**2}, or 17_summa.py"
         )
     rng = torch.Generator().manual_seed(seed)
     size = common.divided(size, side)

@@ -54,7 +54,7 @@ def test_module_and_exit_code_of_the_failing_rank(tool: Path) -> None:
 
 @pytest.mark.parametrize("words", ["can't start new thread", "OpenBLAS error: Memory allocation still failed"])
 def test_a_limit_behind_a_launcher_that_cannot_start_is_named(words: str, tool: Path) -> None:
-    """Of memory: a thread needs some for its stack."""
+    """The limit is one of memory: a thread needs some for its stack."""
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({1 << 36}, {1 << 36}))"
     fails = f"def fail(*_): raise RuntimeError({words!r})\nrun.callback.__globals__['_run'] = fail"
     launcher = "\n".join((RUN[2].removesuffix("; run()"), limited, fails, "run()"))

@@ -261,7 +261,7 @@ def read_in_both_cases(X, ws, Z):
 
 @T.macro
 def read_behind_a_branch(X, ws, Z):
-    """A barrier in a branch that no rank takes orders nothing behind it."""
+    """A barrier in a branch that no rank takes does not order accesses after the branch."""
     tile, other = T.alloc((N,), "float32", level="l1"), T.alloc((N,), "float32", level="l1")
     for i in T.Parallel(N):
         tile[i] = X[i]

@@ -363,7 +363,7 @@ def test_a_loop_that_no_units_work_in_has_its_reason_too():
         ("set", "the program changes a flag for which it waits in it, and the wait would come too early"),
         ("exactly", "the program changes a flag for which it waits in it, and the wait would come too early"),
         ("length", "its length changes from turn to turn of the loop around it"),
-        ("barrier", "it may have no iteration in a turn of the loop around it, which waits for its loads"),
+        ("barrier", "its trip count may be 0 in an iteration of the enclosing loop, which waits for its loads"),
         ("leave", "the loop around it may be left"),
     ],
 )

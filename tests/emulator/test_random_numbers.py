@@ -189,7 +189,7 @@ def test_iterations_draw_from_the_streams_of_their_threads(generator, kind, dtyp
 
 
 def test_several_numbers_of_an_iteration_come_one_after_another():
-    """Of vectors too: TileLang adds lane by lane."""
+    """Numbers of vectors too: TileLang adds them lane by lane."""
 
     @T.prim_func
     def program(X: T.Tensor((512,), "float32"), Y: T.Tensor((512,), "float32"), n: T.int32):

@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def product_beside(chunks: int, products: int, waits: bool = False):
-    """Chunks of 16 MiB go to the next device while blocks multiply; then they wait, if they do."""
+    """Chunks of 16 MiB go to the next device while blocks multiply; with `waits`, blocks then wait for the last one."""
 
     @T.prim_func
     def program(X: T.Tensor((chunks, 4 * MIB), "float32"), Y: T.Tensor((chunks, 4 * MIB), "float32")):

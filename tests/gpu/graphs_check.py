@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Graphs of the caller's with forward and backward: `torchrun --nproc-per-node 2 tests/gpu/graphs_check.py [names]`.
+"""The caller's graphs of forward and backward: `torchrun --nproc-per-node 2 tests/gpu/graphs_check.py [names]`.
 
 Each operator is called eagerly on the default stream, more often than calls are recorded. Then its forward and backward
-are captured, as PyTorch does it, on a stream of the graph's, and replayed with other inputs; results and gradients are
+are captured, as PyTorch does it, on a stream for the graph, and replayed with other inputs; results and gradients are
 compared with float64. A node of autograd that outlives its call would still belong to the default stream, for which a
 capture cannot wait.
 """

@@ -54,7 +54,7 @@ def persistent(T):
 
 
 def persistent_loop(T):
-    """The same by hand: a strided loop over tile numbers with a guard for the last wave."""
+    """A persistent GEMM written by hand: a strided loop over tile numbers with a guard for the last wave."""
     blocks, tiles_m, tiles_n = 3, M // BLOCK_M, N // BLOCK_N
 
     @T.prim_func

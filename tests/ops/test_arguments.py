@@ -178,7 +178,7 @@ def routing() -> ops.Routing:
         (lambda: ops.workspace(0, 8), "rows is 0"),
         (lambda: ops.RowParallelLinear.shard(nn.ReLU()), "linear is ReLU"),
         (lambda: ops.RowParallelLinear.shard(ops.RowParallelLinear.shard(nn.Linear(8, 8))), "is RowParallelLinear"),
-        (lambda: ops.ColumnParallelLinear(16, 16), "made of no numbers"),
+        (lambda: ops.ColumnParallelLinear(16, 16), "not made from sizes"),
         (lambda: ops.all_gather_matmul(half(1 << 17, 8), half(8, 8)), "a has 131072 rows on each rank"),
         (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8), half(8, 8)], gated="silu"), "gated is 'silu'"),
         (lambda: ops.all_to_all_v(half(1, 8), 1, [1]), "sent is int"),

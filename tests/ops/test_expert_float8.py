@@ -184,7 +184,7 @@ def test_mistakes_of_float8_experts_are_named(change, message: str):
     ("scaling", "wire"), [("groups", None), ("rows", None), ("rows", "float8_e4m3fn"), ("tensor", None)]
 )
 def test_tokens_in_float8(scaling: str, wire: str | None):
-    """Scales of groups, of rows, and one number; by both forms."""
+    """Scales per group, per row and per tensor; with results in bfloat16 and in float8 on the wire."""
     experts = [random_expert(256, 128) for _ in range(2)]
     gate_up, down, *scales = (torch.stack(each) for each in zip(*experts, strict=True))
     shape = {"groups": (2, 3, 2), "rows": (2, 3), "tensor": ()}[scaling]

@@ -219,7 +219,7 @@ def test_gradients_in_e5m2_are_multiplied_with_weights_in_e4m3(monkeypatch: pyte
     of = GemmSpec(256, 256, "float8_e5m2", TILINGS[-1], True, False, other="float8_e4m3fn")
     assert "wgmma_ss<tl::DataType::kFloat8_e5m2, tl::DataType::kFloat8_e4m3," in source(program("gemm_rs", 2, of))
     monkeypatch.delattr(GemmWGMMA, "allow_f8f6f4_mixed_dtypes")
-    with pytest.raises(UnsupportedError, match="Mixed-dtype"):  # otherwise tilelang_core/mixed.py can be removed
+    with pytest.raises(UnsupportedError, match="Mixed-dtype"):  # otherwise tilelang_core/mixed_fp8.py can be removed
         source(program("gemm_rs", 2, replace(of, N=512)))
 
 

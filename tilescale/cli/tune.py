@@ -86,7 +86,7 @@ def find(program: str) -> Autotuned:
     """An autotuned function by its file or module, and its name if there are several.
 
     Raises:
-        Failure: no such file, module or function; says which there are.
+        CommandFailure: no such file, module or function; the error names the existing ones.
     """
     from tilescale.tuning.autotune import Autotuned
 

@@ -53,7 +53,7 @@ class ParallelLinear(nn.Linear):
     def __init__(self, *given: Any, **named: Any):
         kind = type(self).__name__
         raise ArgumentError(
-            f"{kind} is made of no numbers", hint=f"make it of a layer: {kind}.shard(torch.nn.Linear(...), group)"
+            f"{kind} is not made from sizes", hint=f"make it from a layer: {kind}.shard(torch.nn.Linear(...), group)"
         )
 
     @classmethod

@@ -144,7 +144,7 @@ def _by_experts(
     narrow_sums: bool,
     group: str,
 ) -> Pair:
-    """The sums, and the number of dropped choices; none where no rank has a token."""
+    """The sums, and the number of dropped choices of each local expert; no kernel runs where no rank has a token."""
     rows, chosen, _, gate_up, _ = given
     if not extents[0]:
         y = rows.to(rows.dtype if rows.dtype in PRODUCTS else torch.bfloat16, copy=True)

@@ -75,7 +75,7 @@ class _BranchCondition:
 
 @dataclass
 class _Loop:
-    """Facts about a loop from earlier turns of the enclosing loops; they only grow.
+    """Facts about a loop from earlier iterations of the enclosing loops; they only grow.
 
     Attributes:
         begin: how uniform values are at the begin of an iteration.

@@ -37,7 +37,6 @@ class Signal:
 
     @classmethod
     def of(cls, call: ir.Call) -> Signal:
-        """A call of `tilescale.signal`."""
         flag, value, *peer = call.args
         return cls(call, flag, value, _text(call, "op"), peer[0] if peer else None, ir.attribute(call, "level"))
 
@@ -59,7 +58,6 @@ class Wait:
 
     @classmethod
     def of(cls, call: ir.Call) -> Wait:
-        """A call of `tilescale.wait`."""
         flag, value, *index = call.args
         return cls(call, flag, _text(call, "compare"), value, index[0] if index else None)
 
@@ -92,7 +90,6 @@ class AtomicAdd:
 
     @classmethod
     def of(cls, call: ir.Call) -> AtomicAdd:
-        """A call of `tilescale.atomic_add`."""
         target, value, peer, *previous = call.args
         return cls(
             call,
@@ -126,7 +123,6 @@ class InvokeOne:
 
     @classmethod
     def of(cls, call: ir.Call) -> InvokeOne:
-        """A call of `tilescale.invoke_one`."""
         value, *result = call.args
         return cls(call, value, result[0] if result else None)
 
@@ -163,7 +159,6 @@ class Copy:
 
     @classmethod
     def of(cls, call: ir.Call) -> Copy:
-        """A call of `tilescale.copy`."""
         source, target, peer, *rest = call.args
         compare = ir.attribute(call, "after")
         told, after = (rest[:-2], Wait(call, rest[-2], compare, rest[-1])) if compare is not None else (rest, None)
@@ -208,7 +203,6 @@ class Barrier:
 
     @classmethod
     def of(cls, call: ir.Call) -> Barrier:
-        """A call of `tilescale.barrier`."""
         return cls(call, _text(call, "level"))
 
 
@@ -339,7 +333,6 @@ class Combine:
 
     @classmethod
     def of(cls, call: ir.Call) -> Combine:
-        """A call of `tilescale.combine`."""
         count, parts = len(call.args) // 3, tuple(call.args)
         return cls(parts[:count], parts[count : 2 * count], parts[2 * count :])
 
@@ -356,7 +349,6 @@ class TileView:
 
     @classmethod
     def of(cls, call: ir.Call) -> TileView:
-        """A call of `tilescale.view`."""
         layout = Layout(ir.attribute(call, "dim"), ir.attribute(call, "block"))
         return cls(call, call.args[0], _text(call, "level"), layout, tuple(call.args[1:]))
 
@@ -381,7 +373,6 @@ class Rank:
 
     @classmethod
     def of(cls, call: ir.Call) -> Rank:
-        """A call of `tilescale.rank`."""
         return cls(call, str(call.args[0].value))
 
 

@@ -59,7 +59,7 @@ class RendezvousNeed:
 
 
 def needs_rendezvous_at_entry(program: Program, machine: Machine) -> RendezvousNeed:
-    """Whether devices must wait for each other before a call begins.
+    """Find out whether devices must wait for each other before a call begins.
 
     Guaranteed, if not: every access of a device to another one's memory follows a barrier or collective of all devices
     on every path, so the other one has begun the call before.
@@ -75,7 +75,7 @@ def needs_rendezvous_at_entry(program: Program, machine: Machine) -> RendezvousN
 def needs_rendezvous_at_exit(
     program: Program, machine: Machine, sizes: Mapping[str, int] | None = None
 ) -> RendezvousNeed:
-    """Whether devices must wait for each other before a call ends.
+    """Find out whether devices must wait for each other before a call ends.
 
     Guaranteed, if not: every access of a device to another one's memory is ordered before the end of the call there. It
     is followed by a barrier or collective of all devices on every path to the end; or it has a signal whose flag is

@@ -94,8 +94,8 @@ class AcquireStep:
     publications is another one and the value passes by.
 
     Attributes:
-        delay_s: that it takes once it may end.
-        lag_s: that has passed at its end since the last publication.
+        delay_s: least time from when its condition holds to its end.
+        lag_s: least time from the last publication to its end.
         idle: whether the task is idle until then, so that the wait does not count.
     """
 

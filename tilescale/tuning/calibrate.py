@@ -75,7 +75,7 @@ def keep(found: Measured) -> Path:
 
 
 def check(place: TimeSource) -> None:
-    """Whether probes can measure that machine here. Raises UsageError as `calibrate`."""
+    """Raise UsageError if probes cannot measure that machine here, as `calibrate` does."""
     machine = place.machine
     if machine.tensor_level == machine.program_level:
         raise UsageError(

@@ -82,7 +82,7 @@ def main() -> None:
     )
     parser.add_argument("checkout", type=Path, help="a clone of the benchmark")
     parser.add_argument(
-        "--orders", type=int, default=20, help="orders to run in beside a run's own (default: %(default)s)"
+        "--orders", type=int, default=20, help="further orders of execution of each program (default: %(default)s)"
     )
     parser.add_argument("--only", default="", help="run programs with this in their names, such as sync/01")
     parser.add_argument(

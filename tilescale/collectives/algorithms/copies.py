@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Exchanges by copies that the host starts, every unit to every unit: no program moves data.
 
-The rounds of `direct.py` that combine nothing, which a copy engine cannot do.
+These are the schedules of `direct.py` without reductions, which a copy engine cannot compute.
 """
 
 from __future__ import annotations

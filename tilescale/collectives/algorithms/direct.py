@@ -22,7 +22,7 @@ def barrier_round(units: int) -> Round:
 
 
 def barrier(shape: tuple[int, ...]) -> RoundSchedule:
-    """One barrier."""
+    """A barrier in one round, in which all units notify all."""
     units = int(np.prod(shape))
     return RoundSchedule("barrier", units, 1, (barrier_round(units),))
 

@@ -318,7 +318,7 @@ typedef struct {
   int64_t count;
 } Record;
 
-// Of a tensor that is not there yet, as it is one of the first `count` only, what the replay is passed now.
+// Addresses of a step's arguments. Only the first `count` tensors exist; for others, the replay keeps its argument.
 static void find_sources(const Step *step, const int64_t *places, int64_t count, int64_t *given) {
   for (int64_t i = 0; i < step->count; ++i) {
     Source source = step->sources[i];

@@ -27,7 +27,7 @@ class CombineStage(Protocol):
 
 
 class ResultTile(Protocol):
-    """A tile for the result."""
+    """A tile that takes the result of a combination."""
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ class ResultTile(Protocol):
 
 
 class UnitTiles(Protocol):
-    """The tiles of all units."""
+    """Access to the tiles that the units combine."""
 
     @property
     def devices(self) -> int:

@@ -203,6 +203,7 @@ BETWEEN = "hierarchical_direct"
 WITH_FUNCTION = "one_shot"
 """The algorithm of a user's combination of tiles."""
 
+
 def _played(name: str) -> tuple[Implementation, ...]:
     """A kernel that plays an algorithm's rounds, only on request: the estimates are less accurate for it than for
     specialized kernels.

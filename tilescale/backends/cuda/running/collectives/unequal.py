@@ -99,5 +99,5 @@ def moving_rows(context: ProgramContext, placed: PlacedCollective) -> HeaderKern
 
 
 def kernels(context: ProgramContext, placed: PlacedCollective) -> list[HeaderKernel]:
-    """All kernels of it."""
+    """The kernels that a collective may launch, to be compiled ahead."""
     return [*MessageForms(context, placed, counting(context, placed)).kernels.values(), moving_rows(context, placed)]

@@ -271,14 +271,14 @@ class _LoopSearch:
         return found
 
     def _is_released(self, gates: LoadGates, stmt: ir.For, around: EnclosingLoops) -> bool:
-        """Whether its loads have to stay behind something in front of it, in an earlier turn of loops around it too."""
+        """Whether its loads must stay after earlier statements, in earlier iterations of enclosing loops too."""
         again = [call for outer in loops_of(around)[:1] for call in self._waits_for_others(outer)]
         own = [*self._waits_for_others(stmt), *gates.waits]
         others = [call for call in (*self._before, *again) if not any(call.same_as(mine) for mine in own)]
         # A load from a peer may be a local one, which the program has written in order.
         released = gates.wait_for(others) or bool(self._far(gates.steps) & _written(self._effects))
         if released and loops_of(around) and not ir.proves(ir.GE(stmt.extent, 1), {}):
-            raise Declined("it may have no iteration in a turn of the loop around it, which waits for its loads")
+            raise Declined("its trip count may be 0 in an iteration of the enclosing loop, which waits for its loads")
         return released
 
     def _check_foreseen(self, stmt: ir.For, around: EnclosingLoops, binds: list[ir.Bind], asked: list[Any]) -> None:

@@ -9,7 +9,7 @@ communication warpgroup executes, or the stores and signals as what store warps 
 Tiles are handed over in shared memory. Iterations end in their order, so what holds of a collective's slots holds here;
 and waiters depend on one iteration only, so no signal is delayed. Declines, with the reason and the line for a
 collective, where an iteration cannot go on before the one before it has ended. Stores without signals gain nothing over
-those that complete during the next iteration (deferred.py): they stay.
+those that complete during the next iteration (deferred_stores.py): they stay.
 """
 
 from __future__ import annotations
