@@ -18,7 +18,7 @@ from tests.cuda.test_device_phases import steps
 from tests.cuda.test_execute_queue import Queue, move
 from tests.cuda.test_nodes import BY_NODE, FLAT, LOCAL, RANKS, Rank, machine  # noqa: F401 - a fixture
 from tilescale.backends.cuda import headers
-from tilescale.backends.cuda.running import occupancy, queued, queued_between, queued_exchange, stream_memory
+from tilescale.backends.cuda.running import occupancy, queued, queued_exchange, stream_memory
 from tilescale.backends.cuda.running.queue_watch import QueueWait
 from tilescale.backends.cuda.running.steps import ProgramCall
 from tilescale.backends.cuda.running.sums import FlagSums
@@ -93,11 +93,14 @@ def copied(X, Y, flags, done, rank, size):
 class Far(Rank):
     """A rank with a copy queue, which does at once what is added to it."""
 
+    gpu = staticmethod(lambda rank: rank)
+    """The GPU of a rank."""
+
     def __init__(self, rank: int, target: LoweringTarget, traced: Any, memory: dict[str, torch.Tensor], post: Post):
         super().__init__(rank, target, traced, [memory[p.name] for p in traced.parameters], post)
         self.memories, self.queue_transport, self.sums, self.sites = memory, post.of(rank), FlagSums(), []
         self.named, self.queue_waits = set(), False
-        self.world = SimpleNamespace(on_my_gpu=lambda other: other == rank)
+        self.world = SimpleNamespace(on_my_gpu=lambda other: self.gpu(other) == self.gpu(rank))
         self.team.ranks = tuple(range(target.devices))
         self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w, call: memory[w.name][rank])
         self.log: list[Any] = []
@@ -117,7 +120,7 @@ def run_all(
         here.queue = getattr(here, "queue", None) or Queue([])
         return here.queue
 
-    for module in (queued, queued_exchange, queued_between):
+    for module in (queued, queued_exchange):
         monkeypatch.setattr(module, "copy_queue", own_queue)
     monkeypatch.setattr(stream_memory, "copy", lambda stream, part: move(part))
     written = lambda stream, word, value: ctypes.memmove(  # noqa: E731
@@ -159,6 +162,22 @@ def test_every_rank_has_what_the_emulator_says(
     if statements is copied:
         assert all(isinstance(place, QueueWait) for own in ranks for place in own.log) and ranks[0].log
         assert all(own.queue_waits for own in ranks)
+
+
+def test_copies_between_devices_of_one_gpu_go_through_the_host(
+    machine: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+):
+    """Copy engines move nothing within one device's memory, also where other copies go to another node."""
+    copies: list[tuple[int, int]] = []
+    monkeypatch.setattr(Far, "gpu", staticmethod(lambda rank: rank // LOCAL))
+    by_host = stream_memory.by_host
+    monkeypatch.setattr(
+        stream_memory, "by_host", lambda part, room: copies.append((part.source, part.target)) or by_host(part, room)
+    )
+    memory, emulated, _ = run_all(queue_program(copied, "device", FLAT, RANKS), FLAT, RANKS, machine, monkeypatch)
+    assert len(copies) == CHUNKS * RANKS * (LOCAL - 1)
+    for rank in range(RANKS):
+        assert torch.equal(memory["Y"][rank], emulated[rank][1])
 
 
 def test_the_schedule_says_so(machine: str):  # noqa: F811

@@ -10,8 +10,8 @@ grids.py toolchain.py                   compilation once for a node, launches; t
 concurrent_grids.py                     concurrent grids
 phases.py collectives/ nccl.py          operations of the host: copies, collectives; NCCL's groups
 peer_group.py messages.py transports.py devices that share memory; copies and signals to others; their transport
-queued.py copy_queue.py sums.py         asynchronous copies on the device's copy queue
-queued_exchange.py                      collectives there, and queued_between.py: copies to other nodes, with:
+queued.py copy_queue.py sums.py         asynchronous copies on the device's copy queue, also to other nodes
+queued_exchange.py                      collectives there, with:
 queue_parts.py                          tensors and flags of both;
 stream_memory.py queue_watch.py         memory operations of streams without an SM; bounds of their waits
 control.py                              loops and branches around phases

@@ -14,7 +14,7 @@ from tilelang_core import ir
 from tilescale.backends.base import Compilation
 from tilescale.backends.cuda import headers
 from tilescale.backends.cuda.lowered_cache import cached
-from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
+from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_exchange, transports  # noqa: F401 - four register steps
 from tilescale.backends.cuda.running.agreement import facts, on_all, once_per_node
 from tilescale.backends.cuda.running.ahead import compilations, compiler_options
 from tilescale.backends.cuda.running.collectives.workspaces import MessageWorkspaces

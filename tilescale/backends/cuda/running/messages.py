@@ -45,9 +45,9 @@ class DeviceTransfer:
 class DeviceMessages:
     """A copy or signal of a program."""
 
-    def __init__(self, context: ProgramContext, step: MessageStep):
+    def __init__(self, context: ProgramContext, step: MessageStep, transport: Transport):
         """Collective."""
-        self.context, self.step, self.transport = context, step, context.transport
+        self.context, self.step, self.transport = context, step, transport
         self.copy = Copy.of(step.call) if ir.op_name(step.call) == ops.COPY.name else None
         signal = None if self.copy is not None else Signal.of(step.call)
         made = self.copy or signal
@@ -64,13 +64,14 @@ class DeviceMessages:
 
     def bind(self, call: ProgramCall) -> list[StreamWork]:
         """The launches of this device in a call."""
-        mine = [t for t in self._transfers(call) if self.context.team.rank in (t.sender, t.receiver)]
+        mine = [t for t in self.transfers(call) if self.context.team.rank in (t.sender, t.receiver)]
         if not mine:
             return []
         copies = [work for t in mine for work in self._by_memory(t)]
         return [*copies, lambda: self._exchange(mine)]
 
-    def _transfers(self, call: ProgramCall) -> Iterator[DeviceTransfer]:
+    def transfers(self, call: ProgramCall) -> Iterator[DeviceTransfer]:
+        """The transfers of all devices."""
         mesh = Mesh(self.context.sizes)
         for me in range(mesh.size):
             by_level = mesh.ranks(me)
@@ -80,14 +81,14 @@ class DeviceMessages:
                 peer = mesh.sibling(me, self.level, at.evaluate(self.peer))
                 yield DeviceTransfer(*((me, peer) if self.by_sender else (peer, me)), self.by_sender, at)
 
-    def _is_near(self, transfer: DeviceTransfer) -> bool:
+    def is_near(self, transfer: DeviceTransfer) -> bool:
         """Whether both ends share memory, according to the machine model."""
         near = self.context.target.group_size
         return transfer.sender // near == transfer.receiver // near
 
     def _by_memory(self, t: DeviceTransfer) -> list[StreamWork]:
         """A copy between devices that share memory, by the executing device."""
-        if self.source is None or self.target is None or not self._is_near(t):
+        if self.source is None or self.target is None or not self.is_near(t):
             return []
         if self.context.team.rank != (t.sender if t.by_sender else t.receiver):
             return []
@@ -97,36 +98,36 @@ class DeviceMessages:
 
     def _exchange(self, transfers: list[DeviceTransfer]) -> None:
         """Send and receive, and raise the flags of received data."""
-        self.exchange(transfers, self.transport)
+        self.exchange(transfers)
         for t in transfers:
             if t.receiver == self.context.team.rank:
                 self._tell(t)
 
-    def exchange(self, transfers: list[DeviceTransfer], by: Transport) -> None:
+    def exchange(self, transfers: list[DeviceTransfer]) -> None:
         """Send and receive, on the current stream."""
         me = self.context.team.rank
         sends: list[TensorMessage] = []
         receives: list[tuple[DeviceTransfer, TensorMessage]] = []
         for t in transfers:
-            if t.sender == t.receiver or (self._is_near(t) and self.flag is None):
+            if t.sender == t.receiver or (self.is_near(t) and self.flag is None):
                 continue
             if t.sender == me:
                 sends.append(TensorMessage(self._sent(t), t.receiver))
             else:
                 receives.append((t, TensorMessage(self._room(t), t.sender)))
-        by.exchange(sends, [message for _, message in receives])()
+        self.transport.exchange(sends, [message for _, message in receives])()
         for t, message in receives:
             self._store(t, message.tensor)
 
     def _sent(self, t: DeviceTransfer) -> torch.Tensor:
         """The elements of a message; a dummy element for a pure signal."""
-        if self.source is None or self._is_near(t):
+        if self.source is None or self.is_near(t):
             return self._token()
         return self.source.local(t.at).contiguous()
 
     def _room(self, t: DeviceTransfer) -> torch.Tensor:
         """The buffer in which a message arrives: the target itself, where it is dense and of the same type."""
-        if self.source is None or self.target is None or self._is_near(t):
+        if self.source is None or self.target is None or self.is_near(t):
             return self._token()
         target, dtype = self.target.local(t.at), self.source.tensor(t.at).dtype
         same = target.is_contiguous() and target.dtype == dtype
@@ -136,7 +137,7 @@ class DeviceMessages:
         return torch.zeros(1, dtype=torch.int32, device=self.context.device)
 
     def _store(self, t: DeviceTransfer, arrived: torch.Tensor) -> None:
-        if self.target is None or self._is_near(t):
+        if self.target is None or self.is_near(t):
             return
         target = self.target.local(t.at)
         if target.data_ptr() != arrived.data_ptr():
@@ -158,10 +159,6 @@ class DeviceMessages:
 
 
 @runs(ops.COPY.name, BY_MESSAGES)
-def _copy(context: ProgramContext, step: MessageStep) -> CallStep:
-    return DeviceMessages(context, step).bind
-
-
 @runs(ops.SIGNAL.name, BY_MESSAGES)
-def _signal(context: ProgramContext, step: MessageStep) -> CallStep:
-    return DeviceMessages(context, step).bind
+def _messages(context: ProgramContext, step: MessageStep) -> CallStep:
+    return DeviceMessages(context, step, context.transport).bind

@@ -65,21 +65,15 @@ def wait_before(
     return wait
 
 
-def moved(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor) -> list[StreamWork]:
-    """A copy to another GPU on a queue, of tensors of one shape."""
-    parts = stream_memory.rows(out, given)
-    return [partial(queue.add, partial(stream_memory.copy, queue.stream, part)) for part in parts]
-
-
 def moved_to(
     context: ProgramContext, device: int, queue: CopyQueue, out: torch.Tensor, given: torch.Tensor
 ) -> list[StreamWork]:
-    """A copy to another device: on the queue; where the two share a GPU by the main stream, or through the host's
-    memory, if the queue has to wait for a flag first.
+    """A copy to another device, of tensors of one shape: on the queue; where the two share a GPU by the main stream, or
+    through the host's memory, if the queue has to wait for a flag first.
     """
-    if not context.world.on_my_gpu(context.team.ranks[device]):
-        return moved(queue, out, given)
     parts = stream_memory.rows(out, given)
+    if not context.world.on_my_gpu(context.team.ranks[device]):
+        return [partial(queue.add, partial(stream_memory.copy, queue.stream, part)) for part in parts]
     memory = queue.host_memory(max((part.width * part.height for part in parts), default=0))
 
     def run() -> None:
