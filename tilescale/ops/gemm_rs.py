@@ -198,7 +198,10 @@ def program(size: int, of: GemmSpec, blocks: int = 0) -> Any:
                         scale(c, row_scales, column_scales)
                     else:
                         multiply_scaled(A, owner, m, of_A, B, n, of_B, (a, b, c, *scale_tiles(of)), rows, of)
-                    put_rows(c, out, parts, inbox, done, arrived, bias, C, owner, rank, m, n, size, rows, of)
+                    if of.biased:
+                        if owner == rank:
+                            add_bias(c, bias, n, N)
+                    put_rows(c, out, parts, inbox, done, arrived, C, owner, rank, m, n, size, rows, of)
 
     return matmul_reduce_scatter
 
@@ -220,16 +223,14 @@ def send_parts(parts, inbox, done, arrived, rank, size, rows, of):
 
 
 @T.macro
-def put_rows(c, out, parts, inbox, done, arrived, bias, C, owner, rank, m, n, size, rows, of):
-    """Count a tile of another rank's rows in `parts`; add the other ranks' parts and the bias to one of local rows."""
+def put_rows(c, out, parts, inbox, done, arrived, C, owner, rank, m, n, size, rows, of):
+    """Count a tile of another rank's rows in `parts`; add the other ranks' parts to one of local rows."""
     if owner != rank:
         T.copy(c, out)
         T.copy(out, parts[owner, m, n])
         T.signal(done[owner, m // CHUNK])
     else:
         add_arrived(c, inbox, arrived, rank, size, m, n, rows, of.N, out)
-        if of.biased:
-            add_bias(c, bias, n, of.N)
         T.copy(c, out)
         T.copy(out, C[m, n])
 
