@@ -24,6 +24,7 @@
     producers_consumers.py  the producer and consumer grids of a collective
     arrival_reduce.py       the grid that adds up arrived parts
     epilogue.py             local rows that are added up in their tiles' epilogues
+    accumulators.py         local rows whose accumulators they are added to
     estimate.py             times in program order and overlapped, and the rows of a chunk
     tile_cost.py            times of a grid's tiles
     rewriter.py             changes of a traced function

@@ -24,10 +24,15 @@ MOST_APART = 4
 
 @dataclass(frozen=True)
 class RowChunks:
-    """The rows of a tensor in chunks: `each` chunks a part, of `rows` rows, the last one of the remainder."""
+    """The rows of a tensor in chunks: `each` chunks a part, of `rows` rows, the last one of the remainder.
+
+    Attributes:
+        most: flags of a part where its rows are known at launch only; None: as many as it has chunks.
+    """
 
     of: Partition
     rows: int
+    most: int | None = None
 
     @property
     def each(self) -> Any:
@@ -37,7 +42,7 @@ class RowChunks:
     @property
     def shape(self) -> tuple[int, Any]:
         """Parts and chunks of each: the shape of flags for all of them."""
-        return self.of.parts, self.each
+        return self.of.parts, self.each if self.most is None or isinstance(self.each, int) else self.most
 
     def place(self, row: Any) -> tuple[Any, Any]:
         """The part that has a row, and the chunk of that part."""
@@ -67,6 +72,8 @@ class RowChunks:
         Args:
             order: of the other units; the next one first if left out.
         """
+        if self.of.parts == 1:
+            return []
         order = order or DepartureOrder()
         step, chunk = ir.Var("step", "int32"), ir.Var("chunk", "int32")
         rank, rank_is = rank_of(level)

@@ -46,7 +46,7 @@ def overlap_columns(
     readers = readers_of(target, mine, graph, uses, rows)
     check_some(readers[0], rows, uses, made.level)
     units = uses.sizes[made.level]
-    chunks = RowChunks(rows, choose_rows(site, uses, rows, readers, move, _gathered, units))
+    chunks = RowChunks(rows, choose_rows(site, uses, rows, readers, move, _gathered, units), move.chunks)
     rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
     here = rewriter.alloc_flags(f"{rows.buffer.name}_here", (units, chunks.each))
     rewriter.statements.append((site.stmt, tir.sequence(located(_sent(site, chunks, here, units), site.stmt))))

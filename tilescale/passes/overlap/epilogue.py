@@ -21,7 +21,7 @@ from tilelang_core.tiles import TileCopy
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import ArrivalReduce, copy, whole
-from tilescale.passes.overlap.rewriter import LaunchRewriter, rank_of
+from tilescale.passes.overlap.rewriter import LaunchRewriter
 from tilescale.passes.overlap.tile_order import sets_order
 from tilescale.program.model import bytes_of, location
 
@@ -40,6 +40,7 @@ class EpilogueTile:
 def add_where_made(
     use: TensorUse,
     arrivals: ArrivalReduce,
+    rank: ir.Var,
     others: Callable[[EpilogueTile], list[ir.Stmt]],
     rewriter: LaunchRewriter,
     uses: AccessMaps,
@@ -49,6 +50,7 @@ def add_where_made(
 
     Args:
         use: the store of the tiles.
+        rank: the unit's, bound before its tiles.
         others: statements for a tile of remote rows.
         after: statements after the store of a tile of local rows, which then holds the sums.
 
@@ -57,11 +59,11 @@ def add_where_made(
     """
     tile, begins = stored(use)
     shape = (ir.integer(tile.shape[0]), ir.integer(tile.shape[1]))
-    _check(use, arrivals, tile, uses)
+    check_alone(use, arrivals, uses)
+    _check_fits(use, arrivals, tile, uses)
     part, total = arrivals.fragments(rewriter, shape)
     (store,) = use.stmts
-    rows, (rank, rank_is) = arrivals.chunks.of, rank_of(arrivals.level)
-    owner, first = use.place
+    rows, (owner, first) = arrivals.chunks.of, use.place
     row, column = rows.place(first, begins[rows.axis - 1])
     own = [arrivals.added(rank, row, column, whole(tile, "r"), part, total)]
     target = arrivals.to(rank, row, column, shape)
@@ -72,7 +74,7 @@ def add_where_made(
     own += [copy(whole(sums, "r"), target), *after(EpilogueTile(sums, row, column, rank, rank))]
     away = tir.sequence(others(EpilogueTile(tile, row, column, owner, rank)))
     branch = ir.IfThenElse(ir.EQ(owner, rank), tir.sequence(own), away)
-    rewriter.statements.append((store, tir.sequence([tir.at(rank_is, store), tir.at(branch, store)])))
+    rewriter.statements.append((store, tir.at(branch, store)))
     rewriter.in_order = True
 
 
@@ -95,12 +97,16 @@ def stored(use: TensorUse) -> tuple[ir.Buffer, list[Any]]:
     return tile, list(begins[-2:])
 
 
-def _check(use: TensorUse, arrivals: ArrivalReduce, tile: ir.Buffer, uses: AccessMaps) -> None:
-    """Raise Declined if a tile has rows of several chunks, or if it does not fit."""
+def check_alone(use: TensorUse, arrivals: ArrivalReduce, uses: AccessMaps) -> None:
+    """Raise Declined if a tile has rows of several chunks, or programs an order of their own."""
     if arrivals.chunks.span(use, uses, arrivals.level) != (1, True):
         raise Declined("a tile has rows of several chunks", location(use.stmts[0]))
     if sets_order(use.phase):
         raise Declined("the program sets the order of its blocks itself", use.launch.where)
+
+
+def _check_fits(use: TensorUse, arrivals: ArrivalReduce, tile: ir.Buffer, uses: AccessMaps) -> None:
+    """Raise Declined if a tile and what is added do not fit into registers."""
     machine, launch = uses.machine, use.launch
     room = machine.capacity(machine.layer_for("fragment").name, launch.thread_count)
     kinds = [str(arrivals.own.dtype), "float32", *([str(tile.dtype)] if ir.scope_kind(tile) == "fragment" else [])]
@@ -108,9 +114,9 @@ def _check(use: TensorUse, arrivals: ArrivalReduce, tile: ir.Buffer, uses: Acces
         raise Declined("a tile and what is added to it do not fit into registers", location(use.stmts[0]))
 
 
-def is_free(tile: ir.Buffer, store: ir.Stmt, use: TensorUse, uses: AccessMaps) -> bool:
-    """Whether a tile in shared memory is used no more once it is stored."""
+def is_free(tile: ir.Buffer, store: ir.Stmt, use: TensorUse, uses: AccessMaps, kind: str = "shared") -> bool:
+    """Whether a tile in memory of a kind is used no more once it is stored."""
     order = list(ir.statements(use.phase.stmt))
     at = next(i for i, stmt in enumerate(order) if stmt.same_as(store))
     later = [a.root for stmt in order[at + 1 :] for a in uses.names.effects(stmt).accesses]
-    return ir.scope_kind(tile) == "shared" and not any(root.same_as(tile.data) for root in later)
+    return ir.scope_kind(tile) == kind and not any(root.same_as(tile.data) for root in later)

@@ -195,7 +195,7 @@ def reduced(
     arrived = _gone(travel, chunk, _completed(travel, chunk, work, together)[:others])
     # The last to send here is the unit after.
     add_up = _added_behind if behind else _added_where_made
-    own = add_up(travel, chunk, work, arrived[others - each :])
+    own = add_up(travel, chunk, work, arrived[others - each :] or [0.0] * each)
     if not everywhere:
         return own[-1]
     if travel.by_tiles:  # programs have sent their sums when they end

@@ -91,7 +91,7 @@ def overlap_exchange(
     found = _SplitAllToAll(site, uses, sent, received, maker, readers, store)
     chunk = _choose(found, move)
     rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
-    chunks = RowChunks(received, chunk)
+    chunks = RowChunks(received, chunk, move.chunks)
     here = rewriter.alloc_flags(f"{received.buffer.name}_here", chunks.shape)
     move.why = ""
     if found.maker is None:
@@ -266,7 +266,7 @@ def _departing(
     """Insert the copies before the grid that writes their sources, signals in that grid, and the local copy after it.
     """
     sent, level, stmt = found.sent, found.level, found.site.stmt
-    made = RowChunks(sent, chunks.rows)
+    made = RowChunks(sent, chunks.rows, chunks.most)
     done = rewriter.alloc_flags(f"{sent.buffer.name}_done", made.shape)
     count = counted(maker, made, found.uses, level)
     order: TileOrder = ArrivalOrder() if is_in(ArrivalOrder(), maker, sent, found.uses, level) else DepartureOrder()

@@ -70,7 +70,7 @@ def overlap_gather(
     check_some(gather.readers[0], rows, uses, gather.level)
     chunk = choose_rows(site, uses, rows, readers, move, gathered)
     rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
-    chunks = RowChunks(rows, chunk)
+    chunks = RowChunks(rows, chunk, move.chunks)
     flags = rewriter.alloc_flags(f"{rows.buffer.name}_here", chunks.shape)
     move.why = "each tile waits for the rows that it reads"
     for use in readers:

@@ -9,7 +9,7 @@ on. Declines grids that are not those of columns, tiles and maybe parts, in this
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
-from tilescale.passes.overlap.rewriter import bound
+from tilescale.passes.overlap.rewriter import LaunchRewriter, bound
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.tile_order import check_order, sets_order
 from tilescale.program.effects import phases
@@ -71,7 +71,7 @@ class Raster:
         column, part = self.axes[0], self.axes[-1]
         if self.blocks is None:
             at = {} if self.group is None else self._at(column)
-            return _with(stmt, {**at, **owner(part if first else 0)})
+            return _with(stmt, {**at, **owner(part)})
         turn, a_part = ir.Var("turn", "int32"), self.rows * self.columns
         number: Any = column + turn * self.blocks
         shard: Any = 0
@@ -81,6 +81,18 @@ class Raster:
         body = _with(stmt, {**self._at(inside), **owner(first + shard)})
         turns = -((column - parts * a_part) // self.blocks)
         return ir.For(turn, ir.int_node(0), turns, ir.ForKind.SERIAL, body)
+
+    def changed(
+        self, phase: GridPhase, rewriter: LaunchRewriter, before: Sequence[ir.Stmt], owner: Owner, parts: int = 1
+    ) -> GridPhase:
+        """A grid with all that `rewriter` changes in it, whose programs have these tiles of all parts.
+
+        Args:
+            before: statements in front of these tiles.
+        """
+        rewriter.grid = self.grid()
+        make = lambda stmt: tir.sequence([*before, self.arm(rewriter.statement(stmt), owner, 0, parts)])  # noqa: E731
+        return GridPhase(inside(phase.stmt, set(self.axes), make))
 
     def _at(self, number: Any) -> dict[ir.Var, Any]:
         """Column and row of a tile of a part, from its number."""

@@ -23,7 +23,7 @@ from tilescale.passes.overlap.legality import CollectiveSite, ShiftSite, check, 
 from tilescale.passes.overlap.prefetch import overlap_prefetch
 from tilescale.passes.overlap.rotation import grids_first
 from tilescale.passes.overlap.scatter import overlap_reduction
-from tilescale.passes.overlap.schedule import COLLECTIVE, WIRES, Move, Schedule
+from tilescale.passes.overlap.schedule import ACCUMULATORS, COLLECTIVE, WIRES, Move, Schedule
 from tilescale.passes.overlap.shift import overlap_shift
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
@@ -62,7 +62,10 @@ def overlap(func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = Non
     if symbolic:
         likely = overlap(tir.with_values(func, symbolic), machine, schedule)[1].moves
         moves = [
-            replace(m, adds=own.adds, ordered=own.ordered, local=own.local, group=own.group, blocks=own.blocks)
+            replace(
+                m,
+                **{name: getattr(own, name) for name in ("adds", "ordered", "local", "group", "blocks")},
+            )
             for m, own in zip(likely, moves, strict=True)
         ]
     state = _RewriteState(func, machine, by_cost=schedule is None and not symbolic, symbolic=symbolic)
@@ -132,7 +135,7 @@ class _RewriteState:
         site, mine, graph, uses = self._next(self.func)
         before = _flags(uses.program)
         level = site.made[0].level if isinstance(site, ShiftSite) else site.made.level
-        if uses.sizes[level] == 1 and move.carrier != COLLECTIVE:
+        if uses.sizes[level] == 1 and move.carrier != COLLECTIVE and move.adds != ACCUMULATORS:
             raise Declined("there is one unit only")
         if isinstance(site, ShiftSite) and (turned := grids_first(site, uses)) is not None:
             site, mine, graph, uses = self._next(turned)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from tilescale.cost.choose import TIE
 from tilescale.hda.units import format_time
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
+from tilescale.passes.overlap.accumulators import add_to_accumulators
 from tilescale.passes.overlap.arrival_reduce import COMBINED, ArrivalReduce, copy, sum_of, tile_shape, whole
 from tilescale.passes.overlap.chunks import RowChunks, flag, put, signal, wait
 from tilescale.passes.overlap.epilogue import EpilogueTile, add_where_made, stored
@@ -30,11 +32,12 @@ from tilescale.passes.overlap.estimate import WORTH, RowTransport, align, choose
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten
 from tilescale.passes.overlap.partition import Partition, check_whole, same_extents
 from tilescale.passes.overlap.producers_consumers import Count, counted, maker_of
-from tilescale.passes.overlap.rewriter import LaunchRewriter, located
-from tilescale.passes.overlap.schedule import ANY, COLLECTIVE, GRID, QUEUE, TILES, WIRES, Move
+from tilescale.passes.overlap.raster import Raster, check_free
+from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
+from tilescale.passes.overlap.schedule import ACCUMULATORS, ANY, COLLECTIVE, GRID, QUEUE, TILES, WIRES, Move
 from tilescale.passes.overlap.tile_collective import reduce_tiles
 from tilescale.passes.overlap.tile_cost import TileWork
-from tilescale.passes.overlap.tile_order import DepartureOrder, stairs, tiles_in, with_tiles
+from tilescale.passes.overlap.tile_order import DepartureOrder, last_axis, stairs, tiles_in, with_tiles
 from tilescale.program.asynchronous import PartLayout
 from tilescale.program.dependence import Dependence, ProgramStep
 from tilescale.program.model import DevicePhase, GridPhase, location
@@ -97,7 +100,7 @@ def overlap_reduction(
         chunk = _choose(scatter, move, carrier)
         rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
         try:
-            (_by_queue if carrier == QUEUE else _by_tiles)(scatter, RowChunks(rows, chunk), rewriter, move)
+            (_by_queue if carrier == QUEUE else _by_tiles)(scatter, RowChunks(rows, chunk, move.chunks), rewriter, move)
         except Declined:
             if carrier == carriers[-1]:
                 raise
@@ -256,7 +259,7 @@ def _by_tiles(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewri
     tiles = tiles_in(DepartureOrder(), maker, rows, scatter.uses, move, level)
     if tiles is None or scatter.used_elsewhere or move.adds == GRID:
         raise Declined("own tiles cannot add up")
-    add_where_made(maker, arrivals, away, rewriter, scatter.uses, after)
+    add_where_made(maker, arrivals, tiles[0][0].var, away, rewriter, scatter.uses, after)
     rewriter.phases.append((maker.phase, (with_tiles(maker.phase, tiles, rewriter),)))
     waits = chunks.to_others(level, lambda rank, peer, i: wait(back, peer, i, value=count(peer, i))) if back else []
     behind = [DevicePhase(tir.sequence(located(waits, scatter.site.stmt)))] if waits else []
@@ -283,8 +286,8 @@ def _by_queue(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewri
 
     arrivals = ArrivalReduce(rows.buffer, inbox, here, scatter.result, str(scatter.site.made.op), chunks, level)
     summed = rewriter.alloc_flags(f"{name}_summed", (chunks.each,)) if scatter.everywhere else None
-    tiles = tiles_in(DepartureOrder(), maker, rows, scatter.uses, move, level)
-    behind = _add_up(scatter, arrivals, done, summed, rewriter, move, stores, is_last=tiles is not None)
+    grid, rank = _departing(scatter, rewriter, move)
+    behind = _add_up(scatter, arrivals, done, summed, rewriter, move, stores, rank)
     sending = chunks.to_others(level, part)
     waits: list[DevicePhase] = []
     if summed is not None:
@@ -292,8 +295,22 @@ def _by_queue(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewri
         sending += back
         waits = [DevicePhase(tir.sequence(located(waiting, scatter.site.stmt)))]
     before = DevicePhase(tir.sequence(located(sending, scatter.site.stmt)))
-    rewriter.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, rewriter))))
+    rewriter.phases.append((maker.phase, (before, grid())))
     rewriter.instead(scatter.site.phase, scatter.site.stmt, [*behind, *waits])
+
+
+def _departing(
+    scatter: _SplitReduction, rewriter: LaunchRewriter, move: Move
+) -> tuple[Callable[[], GridPhase], ir.Var | None]:
+    """The grid with all changes, and the unit's rank in it if remote rows are first; None if they are not."""
+    maker, parts, order = scatter.maker, scatter.rows.parts, DepartureOrder()
+    if move.group is None and move.blocks is None:
+        tiles = tiles_in(order, maker, scatter.rows, scatter.uses, move, scatter.level)
+        return lambda: with_tiles(maker.phase, tiles, rewriter), tiles[0][0].var if tiles else None
+    check_free(maker, scatter.uses, move)
+    part, raster, (rank, rank_is) = last_axis(maker), Raster.of(maker, move), rank_of(scatter.level)
+    owner = lambda number: {part: order.part(number, rank, parts)}  # noqa: E731
+    return lambda: raster.changed(maker.phase, rewriter, [rank_is], owner, parts), rank
 
 
 def _outbox(scatter: _SplitReduction, rewriter: LaunchRewriter, wire: str | None) -> tuple[Partition, list[ir.Stmt]]:
@@ -332,14 +349,14 @@ def _add_up(
     rewriter: LaunchRewriter,
     move: Move,
     stores: list[ir.Stmt],
-    *,
-    is_last: bool,
+    rank: ir.Var | None,
 ) -> list[GridPhase]:
     """Add up the local rows: in the tiles that produce them, if these are last, or in a grid after them, which is
     returned.
 
     Args:
         stores: statements that copy a tile of remote rows to the send buffer, if it is not produced there.
+        rank: the unit's in the grid whose tiles of local rows are last; None: they are not.
     """
     maker, chunks = scatter.maker, arrivals.chunks
 
@@ -351,18 +368,19 @@ def _add_up(
     try:
         if move.adds == GRID:
             raise Declined("as asked for")
-        if not is_last:
+        if rank is None:
             raise Declined("the local tiles are not the last ones")
         if scatter.used_elsewhere:
             raise Declined("the parts, or the destination of the sum, have other uses")
         away = lambda tile: [*(stores or [last]), *counts]  # noqa: E731
-        add_where_made(maker, arrivals, away, rewriter, scatter.uses, lambda tile: after(tile.row))
+        add = add_to_accumulators if move.adds == ACCUMULATORS else add_where_made
+        add(maker, arrivals, rank, away, rewriter, scatter.uses, lambda tile: after(tile.row))
     except Declined as reason:
         move.adds = GRID
         move.why += f"; a grid behind adds up: {reason.reason}"
         rewriter.statements.append((last, tir.sequence([last, *stores, *counts])))
         return [sum_of(arrivals, rewriter, after)]
-    move.adds = TILES
+    move.adds = move.adds or TILES
     move.why += ", own tiles add up what has come"
     return []
 

@@ -13,11 +13,13 @@ from tilescale.errors import Location, UsageError
 from tilescale.hda.units import format_time
 from tilescale.program.preformatted import preformatted
 
-QUEUE, TILES, COLLECTIVE, GRID = "queue", "tiles", "collective", "grid"
+QUEUE, TILES, COLLECTIVE, GRID, ACCUMULATORS = "queue", "tiles", "collective", "grid", "accumulators"
 """Carriers of rows: the copy queue of a device, the tiles that produce them, or a collective of each such tile.
-Reducers: the tiles, or a grid after them."""
+Reducers: the tiles, a grid after them, or the accumulators of the tiles before these are rounded."""
 
 CARRIERS = (QUEUE, TILES, COLLECTIVE)
+
+ADDS = (TILES, GRID, ACCUMULATORS)
 
 SOURCE = "source"
 """Tiles read local rows of a gather from its source."""
@@ -41,14 +43,18 @@ class Move:
         carrier: the carrier of the rows of a reduction, "queue" or "tiles"; None leaves the choice between these to the
             cost model. Or "collective": programs all-reduce each tile before they store it.
         adds: the reducer of local rows and the received parts: "tiles" where possible (also the meaning of None), or
-            "grid", a separate grid.
+            "grid", a separate grid. Or "accumulators": tiles add them before they are rounded, local rows unrounded and
+            first, the others in the order in which they were sent.
         wire: the type to which the parts of a reduction are rounded for sending, one of `WIRES`; "any" if the cost
             model may choose that; None leaves them in the type of the tensor. Sums are taken in float32 all the same.
         ordered: whether the tiles of the grid are put into the order in which rows are sent.
         local: "source" to let tiles of an all-gather read local rows from its source, where only they read its result;
             None copies them.
-        group, blocks: where local rows are read from the source, or tiles are all-reduced, the rows of tiles that are
-            rasterized together, and the programs of a persistent grid; None leaves the grid as it is.
+        group, blocks: where local rows are read from the source, or a reduction has a carrier other than "tiles", the
+            rows of tiles that are rasterized together, and the programs of a persistent grid; None leaves the grid as
+            it is.
+        chunks: most chunks of a part, where its rows are known at launch only: there is a flag for each. None makes
+            flags for each new number of rows.
         where: the user's line.
         why: the reason, in words.
         in_order_s, overlapped_s: seconds that it is estimated to take with its grids, in order and overlapped.
@@ -68,6 +74,7 @@ class Move:
     local: str | None = None
     group: int | None = None
     blocks: int | None = None
+    chunks: int | None = None
     why: str = ""
     in_order_s: float | None = None
     overlapped_s: float | None = None
@@ -76,18 +83,20 @@ class Move:
     def __post_init__(self) -> None:
         if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
             raise UsageError(f"Move(chunk={self.chunk!r}): a chunk is a positive number of rows", hint="leave it out")
+        if self.chunks is not None and (not isinstance(self.chunks, int) or self.chunks < 1):
+            raise UsageError(f"Move(chunks={self.chunks!r}): it is a positive number", hint="leave it out")
         for name in ("group", "blocks"):
             value = getattr(self, name)
-            rasterizes = self.local is not None or self.carrier == COLLECTIVE
+            rasterizes = self.local is not None or self.carrier in (QUEUE, COLLECTIVE)
             if value is not None and (not rasterizes or not isinstance(value, int) or value < 1):
-                where = f"where local is {SOURCE!r} or carrier {COLLECTIVE!r}"
+                where = f"where local is {SOURCE!r} or carrier {QUEUE!r} or {COLLECTIVE!r}"
                 raise UsageError(f"Move({name}={value!r}): a positive number, {where}", hint=f"leave {name} out")
         if self.carrier not in (None, *CARRIERS):
             raise UsageError(
                 f"Move(carrier={self.carrier!r}): it is one of {', '.join(CARRIERS)}", hint="leave it out"
             )
-        if self.adds not in (None, TILES, GRID):
-            raise UsageError(f"Move(adds={self.adds!r}): it is {TILES!r} or {GRID!r}", hint="leave it out")
+        if self.adds not in (None, *ADDS):
+            raise UsageError(f"Move(adds={self.adds!r}): it is one of {', '.join(ADDS)}", hint="leave it out")
 
         if self.local not in (None, SOURCE):
             raise UsageError(f"Move(local={self.local!r}): it is {SOURCE!r}", hint="leave it out")

@@ -23,12 +23,12 @@ from tilescale.passes.overlap.legality import CollectiveSite
 from tilescale.passes.overlap.part_tiles import axis_of_tiles
 from tilescale.passes.overlap.partition import Partition, check_whole
 from tilescale.passes.overlap.producers_consumers import maker_of
-from tilescale.passes.overlap.raster import Raster, check_free, inside
+from tilescale.passes.overlap.raster import Raster, check_free
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.tile_cost import TileWork
 from tilescale.program.dependence import Dependence, ProgramStep
-from tilescale.program.model import GridPhase, bytes_of, location
+from tilescale.program.model import bytes_of, location
 from tilescale.program.ops import ALLREDUCE
 
 
@@ -61,18 +61,11 @@ def reduce_tiles(
     rewriter.statements.append((store, tir.sequence([*located([summed], site.stmt), store])))
     if move.group is not None or move.blocks is not None:
         check_free(use, uses, move)
-        raster = Raster.of(use, move)
-        rewriter.grid = raster.grid()
-        rewriter.phases.append((phase, (_rasterized(phase, raster, rewriter),)))
+        grid = Raster.of(use, move).changed(phase, rewriter, [], lambda number: {})
+        rewriter.phases.append((phase, (grid,)))
     rewriter.instead(site.phase, site.stmt, [])
     move.why = "programs sum their tiles before they store them"
     return rewriter.apply()
-
-
-def _rasterized(phase: GridPhase, raster: Raster, rewriter: LaunchRewriter) -> GridPhase:
-    """A grid with all that `rewriter` changes in it, whose programs have other tiles."""
-    make = lambda stmt: raster.arm(rewriter.statement(stmt), lambda number: {})  # noqa: E731
-    return GridPhase(inside(phase.stmt, set(raster.axes), make))
 
 
 def _check_once(use: TensorUse, total: ir.Buffer) -> None:

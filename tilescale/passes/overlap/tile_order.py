@@ -147,7 +147,8 @@ def axis_of(use: TensorUse, rows: Partition, uses: AccessMaps, level: str) -> Gr
 
 
 Tiles = tuple[list[ir.Stmt], dict[ir.Var, ir.PrimExpr]]
-"""Statements that compute a program's tile, and values of the indices of programs after it."""
+"""Statements that compute a program's tile, the first of which binds the unit's rank, and values of the indices of
+programs after them."""
 
 
 def reordered(launch: Launch, axis: GridAxis, rank: ir.Var, order: TileOrder) -> Tiles:
