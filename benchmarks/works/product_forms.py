@@ -76,9 +76,9 @@ def counted(m: int, of: GemmSpec, blocks: int) -> Any:
         bias: T.Tensor((1,), of.result),
         of_A: T.Tensor((1, m if of.scaled else 1), kind),
         of_B: T.Tensor((of.N if of.scaled else 1,), kind),
+        C: T.Tensor((1, m, of.N), of.result),
         parts: T.Tensor((1, m, of.N), of.result),
         inbox: T.Tensor((1, m, of.N), of.result),
-        C: T.Tensor((m, of.N), of.result),
     ):
         with T.Kernel(device=1, block=blocks, threads=tiles.threads) as block:
             done = T.alloc_flags((high,))
@@ -95,7 +95,7 @@ def counted(m: int, of: GemmSpec, blocks: int) -> Any:
                         if of.scaled:
                             rescale(c, of_A, 0, row, of_B, 0, column, m, of.N)
                         T.copy(c, out)
-                        T.copy(out, C[row, column])
+                        T.copy(out, C[0, row, column])
                         T.signal(done[row // tiles.m])
 
     return product_counted
@@ -113,9 +113,9 @@ def by_clusters(m: int, of: GemmSpec) -> Any:
         bias: T.Tensor((1,), of.result),
         of_A: T.Tensor((1, m if of.scaled else 1), kind),
         of_B: T.Tensor((of.N if of.scaled else 1,), kind),
+        C: T.Tensor((1, m, of.N), of.result),
         parts: T.Tensor((1, m, of.N), of.result),
         inbox: T.Tensor((1, m, of.N), of.result),
-        C: T.Tensor((m, of.N), of.result),
     ):
         grid = (blocks * high * (of.N // tiles.n), m // (GROUP * rows))
         with T.Kernel(cta_cluster=blocks, block=grid, threads=tiles.threads) as (block, group):
@@ -137,7 +137,7 @@ def by_clusters(m: int, of: GemmSpec) -> Any:
                         rescale(T.view(c, layout=T.FullRow), of_A, 0, first + rank * rows, of_B, 0, column, m, of.N)
                 T.copy(c, out)
                 with T.Scale("block") as (rank, _):
-                    T.copy(T.view(out, layout=T.FullRow), C[first + rank * rows, column])
+                    T.copy(T.view(out, layout=T.FullRow), C[0, first + rank * rows, column])
 
     return product_by_clusters
 
@@ -193,5 +193,5 @@ class Work:
         c, bias = trials.nothing(self.m, self.n), trials.nothing(1)
         none = trials.nothing(1, 1, dtype=self.kind)
         of_a, of_b = (scales[0].view(1, -1), scales[1].view(-1)) if scales else (none, none[0])
-        call = trials.returning(c, kernel, a[None], b, bias, of_a, of_b, *unused, c)
+        call = trials.returning(c, kernel, a[None], b, bias, of_a, of_b, c[None], *unused)
         return checked(self.draw, trials.into(*given), call, [c], kernel.synchronize)

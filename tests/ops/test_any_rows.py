@@ -118,12 +118,12 @@ def test_sums_of_any_number_of_rows_are_scattered(size: int, rows: int, dtype: s
     for r in range(size):
         pair = (scales[r][0].view(size, rows), scales[r][1])
         given = pair if of.scaled else (bias[:1].view(1, 1), bias[:1])
-        space = [unwritten(*s) for s in (shape, shape, (rows, N))]
+        space = [unwritten(*s) for s in ((1, rows, N), shape, shape)]
         per_device.append([a[r].view(size, rows, K), b[r], bias, *given, *space])
     tilescale.emulate(program, per_device)
     want = sum(multiplied(*each) for each in zip(a, b, scales, strict=True)) + bias.float()
-    for r, (*_, c) in enumerate(per_device):
-        close(c, want.view(shape)[r])
+    for r, (*_, c, _, _) in enumerate(per_device):
+        close(c[0], want.view(shape)[r])
 
 
 @pytest.mark.parametrize(("dtype", "blocks", "size", "rows"), cases(FORMS, FORMS))

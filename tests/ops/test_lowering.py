@@ -84,15 +84,15 @@ def loaded(stages: int) -> str:
         ),
         (
             lambda: program("gemm_rs", 2, GemmSpec(512, 512, "bfloat16", LARGE, False, True)),
-            [queued("parts, inbox"), ROLES.format("", ""), loaded(4)],
+            [queued("parts, parts_inbox"), ROLES.format("", ""), loaded(4)],
         ),
         (
             lambda: program("gemm_rs", 2, GemmSpec(512, 512, "bfloat16", PERSISTENT, True, False), 8),
-            [queued("parts, inbox"), STORING, loaded(3), "compute -> store: out; 1 stage"],
+            [queued("parts, parts_inbox"), STORING, loaded(3), "compute -> store: out; 1 stage"],
         ),
         (
             lambda: program("gemm_rs", 2, GemmSpec(512, 512, "float8_e4m3fn", PERSISTENT, True, False), 8),
-            [queued("parts, inbox"), STORING, loaded(3), "compute -> store: out; 1 stage"],
+            [queued("parts, parts_inbox"), STORING, loaded(3), "compute -> store: out; 1 stage"],
         ),
         (
             lambda: program("ag_gemm", 2, GemmSpec(512, 512, "bfloat16", PERSISTENT, True, False), True, 1, 4),

@@ -206,12 +206,12 @@ def test_sums_of_scaled_products(blocks: int):
     bias, of = random(n), GemmSpec(n, k, "float8_e4m3fn", GemmTiling(128, 128, 1.0, stages=3), True, True)
     program, shape = module("gemm_rs").program(size, of, blocks), (size, rows, n)
     per_device = [
-        [a[r].view(size, rows, k), lying[r], bias, *scales[r], *(unwritten(*s) for s in (shape, shape, (rows, n)))]
+        [a[r].view(size, rows, k), lying[r], bias, *scales[r], *(unwritten(*s) for s in ((1, rows, n), shape, shape))]
         for r in range(size)
     ]
     tilescale.emulate(program, per_device)
-    for r, (*_, c) in enumerate(per_device):
-        close(c, (scaled(a, b, scales) + bias.float()).view(shape)[r])
+    for r, (*_, c, _, _) in enumerate(per_device):
+        close(c[0], (scaled(a, b, scales) + bias.float()).view(shape)[r])
 
 
 def scaled(a: list[torch.Tensor], b: list[torch.Tensor], scales: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
@@ -241,13 +241,13 @@ def test_sums_of_products(
     scales = [bias[:1].view(1, 1), bias[:1]]  # none
     per_device = [
         [a[r].view(size, rows, k), lying[r], bias if biased else bias[:1], *scales]
-        + [unwritten(*s, dtype=kind) for s in (shape, shape, (rows, n))]
+        + [unwritten(*s, dtype=kind) for s in ((1, rows, n), shape, shape)]
         for r in range(size)
     ]
     tilescale.emulate(program, per_device)
     want = sum(x.float() @ y.float() for x, y in zip(a, b, strict=True)) + (bias.float() if biased else 0)
-    for r, (*_, c) in enumerate(per_device):
-        close(c, want.chunk(size)[r])
+    for r, (*_, c, _, _) in enumerate(per_device):
+        close(c[0], want.chunk(size)[r])
 
 
 @pytest.mark.parametrize(
@@ -332,11 +332,11 @@ def test_any_schedule_of_the_blocks_gives_the_same():
     for seed in (None, 1, 2):
         per_device = [
             [a[r].view(size, rows, k), lying[r], one, one.view(1, 1), one]
-            + [unwritten(*s) for s in ((size, rows, n), (size, rows, n), (rows, n))]
+            + [unwritten(*s) for s in ((1, rows, n), (size, rows, n), (size, rows, n))]
             for r in range(size)
         ]
         tilescale.emulate(program, per_device, schedule_seed=seed)
-        results.append(torch.stack([tensors[-1] for tensors in per_device]))
+        results.append(torch.stack([tensors[-3] for tensors in per_device]))
     assert all(torch.equal(result, results[0]) for result in results)
 
 
@@ -350,10 +350,10 @@ def test_blocks_take_tiles_in_turns(blocks: int):
     shape = (size, rows, n)
     per_device = [
         [a[r].view(size, rows, k), lying[r], bias, bias[:1].view(1, 1), bias[:1]]
-        + [unwritten(*s, dtype=torch.half) for s in (shape, shape, (rows, n))]
+        + [unwritten(*s, dtype=torch.half) for s in ((1, rows, n), shape, shape)]
         for r in range(size)
     ]
     tilescale.emulate(program, per_device)
     want = sum(x.float() @ y.float() for x, y in zip(a, b, strict=True)) + bias.float()
-    for r, (*_, c) in enumerate(per_device):
-        close(c, want.chunk(size)[r])
+    for r, (*_, c, _, _) in enumerate(per_device):
+        close(c[0], want.chunk(size)[r])

@@ -133,7 +133,7 @@ def simulated(rows: int, N: int, K: int) -> float:
     program = gemm_rs.program(2, of)
     if takes_turns(rows, SUM_TURNS):
         program = gemm_rs.program(2, concurrent_stores(of), at_once())
-    shapes = (2, rows, K), (N, K), (1,), (1, 1), (1,), (2, rows, N), (2, rows, N), (rows, N)
+    shapes = (2, rows, K), (N, K), (1,), (1, 1), (1,), (1, rows, N), (2, rows, N), (2, rows, N)
     arguments = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
     return simulated_us(program, Machine.load("h200-sxm-8"), arguments)
 

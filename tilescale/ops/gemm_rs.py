@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Product and reduce-scatter: the sum of a @ b over the ranks, each of which is left with its rows.
 
-Rows of other ranks come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
-chunk to its owner when its tiles are done. Local rows come last, when the parts of the other ranks have arrived: they
-are added in float32 and in one order, so results have the same bits each time. Where a shard has several chunks, the
-grid is persistent. Few rows are multiplied first: see strategy.py; between nodes chunk by chunk: see unfused.py.
+The program is sequential. By its schedule rows of other ranks come first, and the copy queue sends each chunk of them
+to its owner when its tiles are done. Local rows come last: to their accumulators the parts of the other ranks are
+added, in float32 and in one order, so results have the same bits each time. Where a shard has several chunks, the grid
+is persistent. Few rows are multiplied first: see strategy.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -21,10 +21,9 @@ from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, of_any_size, of_gradients, spelled
 from tilescale.ops.gemm_operators import kernel_arguments, summing_operators
 from tilescale.ops.group import collective, group_name, size_of
-from tilescale.ops.kernels import Choice, ChosenKernels
+from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
 from tilescale.ops.layout import room_for
 from tilescale.ops.operator import operator_of
-from tilescale.ops.persistent import turns_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import (
     CHUNK,
@@ -47,6 +46,7 @@ from tilescale.ops.products import (
 from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import Scales, summed_product
 from tilescale.ops.workspace import workspace_of
+from tilescale.passes.overlap.schedule import ACCUMULATORS, QUEUE, Move
 from tilescale.runtime.ahead import is_dry
 
 
@@ -120,7 +120,7 @@ def _scattered(
         space, shape = workspace_of(team), (team.size, rows, N)
         (parts,), (inbox,) = space.own(made, shape), space.symmetric(made, shape)
         how, given = kernel_arguments(a, b, bias, scales, team.size)
-        _kernel(team, rows, *how)(*given, parts, inbox, result)
+        _kernel(team, rows, *how)(*given, result.unsqueeze(0), parts, inbox)
     return result
 
 
@@ -157,120 +157,53 @@ _operator.register_autograd(_backward, saves="a b")
 
 
 def program(size: int, of: GemmSpec, blocks: int = 0) -> Any:
-    """Remote rows go into `parts`, which the queue sends; local rows, added to the parts in `inbox`, into the result.
+    """`sequential`, whose blocks add the other ranks' parts to their accumulators; `blocks` persistent ones, 0: one for
+    each tile."""
+    how = Move(
+        *("reduce_scatter", ("parts", "C")),
+        chunk=CHUNK,
+        carrier=QUEUE,
+        adds=ACCUMULATORS,
+        group=of.tiles.group,
+        blocks=blocks or None,
+        chunks=CHUNKS,
+    )
+    return scheduled(sequential(size, of, loads_scales_first=blocks > 0), how)
 
-    `blocks`: number of persistent blocks, each of which loads the next tile while it stores one; 0: one block for each
-    tile.
-    """
+
+def sequential(size: int, of: GemmSpec, *, loads_scales_first: bool = False) -> Any:
+    """The GEMM of all ranks' rows, then the sum of each rank's over the ranks."""
     N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
-    count, kind, scales = tiles.count(rows, N), "float32" if of.scaled else dtype, of.scales(size)
-    grid = (blocks, 1) if blocks else (count, size)
+    kind, scales, first = "float32" if of.scaled else dtype, of.scales(size), of.scaled and loads_scales_first
 
     @T.prim_func
     def matmul_reduce_scatter(
         A: T.Tensor((size, rows, K), dtype),
         B: T.Tensor(of.b_shape, of.b_dtype),
         bias: T.Tensor((N if of.biased else 1,), of.result),
-        of_A: T.Tensor((size, rows) if blocks and of.scaled else scales[0], kind),
+        of_A: T.Tensor((size, rows) if first else scales[0], kind),
         of_B: T.Tensor(scales[1], kind),
-        parts: T.Tensor((size, rows, N), of.result),  # by owner
-        inbox: T.Tensor((size, rows, N), of.result),  # by source
-        C: T.Tensor((rows, N), of.result),
+        C: T.Tensor((1, rows, N), of.result),
     ):
-        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, part):
-            done, arrived = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
-            if size > 1:
-                with T.Scale("device") as (rank, _):
-                    send_parts(parts, inbox, done, arrived, rank, size, rows, of)
+        with T.Kernel(device=size, block=(*tiles.grid(rows, N), size), threads=tiles.threads) as (column, row, owner):
+            parts = T.alloc((size, rows, N), of.result, level="l2")
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 a, b, c, out = on_chip_tiles(of)
-                row_scales, column_scales = (T.alloc((high,), "float32", level="l0") for high in (tiles.m, tiles.n))
-                for turn in T.serial(turns_of(tile, blocks, size * count)) if blocks else [0]:
-                    if blocks:
-                        shard, m, n = tiles.of_shards(tile + turn * blocks, size, rows, N)
-                    else:
-                        shard, m, n = part, *tiles.at(tile, rows, N)
-                    owner = (rank + 1 + shard) % size  # this rank's rows last
-                    if blocks and of.scaled:  # the scales come while the tile is multiplied
-                        T.clear(c)
-                        load_scales(row_scales, column_scales, of_A, owner, m, of_B, n, rows, N)
-                        multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)
-                        scale(c, row_scales, column_scales)
-                    else:
-                        multiply_scaled(A, owner, m, of_A, B, n, of_B, (a, b, c, *scale_tiles(of)), rows, of)
-                    if of.biased:
-                        if owner == rank:
-                            add_bias(c, bias, n, N)
-                    put_rows(c, out, parts, inbox, done, arrived, C, owner, rank, m, n, size, rows, of)
+                m, n = row * tiles.m, column * tiles.n
+                if first:
+                    row_scales, column_scales = (T.alloc((high,), "float32", level="l0") for high in (tiles.m, tiles.n))
+                    T.clear(c)
+                    load_scales(row_scales, column_scales, of_A, owner, m, of_B, n, rows, N)
+                    multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)
+                    scale(c, row_scales, column_scales)
+                else:
+                    multiply_scaled(A, owner, m, of_A, B, n, of_B, (a, b, c, *scale_tiles(of)), rows, of)
+                if of.biased:
+                    if owner == rank:
+                        add_bias(c, bias, n, N)
+                T.copy(c, out)
+                T.copy(out, parts[owner, m, n])
+            with T.Scale("device"):
+                T.reduce_scatter(parts, C)
 
     return matmul_reduce_scatter
-
-
-@T.macro
-def send_parts(parts, inbox, done, arrived, rank, size, rows, of):
-    """The queue sends each chunk of others' rows to its owner when all of its tiles are done."""
-    for step in T.serial(1, size):
-        for i in T.serial(T.ceildiv(rows, CHUNK)):
-            owner = (rank + step) % size
-            first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
-            T.copy(
-                parts[owner, first:last, :],
-                inbox[rank, first:last, :],
-                dst=owner,
-                signal=arrived[rank, i],
-                after=(done[owner, i], ">=", of.tiles.count(last - first, of.N)),
-            )
-
-
-@T.macro
-def put_rows(c, out, parts, inbox, done, arrived, C, owner, rank, m, n, size, rows, of):
-    """Count a tile of another rank's rows in `parts`; add the other ranks' parts to one of local rows."""
-    if owner != rank:
-        T.copy(c, out)
-        T.copy(out, parts[owner, m, n])
-        T.signal(done[owner, m // CHUNK])
-    else:
-        add_arrived(c, inbox, arrived, rank, size, m, n, rows, of.N, out)
-        T.copy(c, out)
-        T.copy(out, C[m, n])
-
-
-@T.macro
-def add_arrived(total, inbox, arrived, rank, size, m, n, rows, N, part):
-    """total += the other ranks' parts of one tile, in the order of the ranks before this one."""
-    for step in T.serial(1, size):
-        source = (rank + size - step) % size  # the rank before was the first to send here
-        T.wait(arrived[source, m // CHUNK], ">=", 1)
-        add_part(total, inbox, source, m, n, rows, N, part)
-
-
-@T.macro
-def add_part(total, parts, source, m, n, rows, N, tile):
-    """total += parts[source, m:, n:], in float32, through a tile in shared memory."""
-    T.assume(rows >= 1)
-    if m + int(total.shape[0]) <= rows:
-        load_part(tile, parts, source, m, n, N, None)
-    else:
-        load_part(tile, parts, source, m, n, N, rows)
-    add(total, tile)
-
-
-@T.macro
-def load_part(tile, parts, source, m, n, N, rows):
-    """tile = parts[source, m:, n:]; of `rows` rows where these end within the tile.
-
-    Rows beyond the last one repeat it and are not stored: conditional loads would wait for one another.
-    """
-    for i, j in T.Parallel(tile.shape[0], tile.shape[1]):
-        row = m + i if rows is None else T.min(m + i, rows - 1)
-        if N % tile.shape[1] == 0:
-            tile[i, j] = parts[source, row, n + j]
-        else:
-            tile[i, j] = T.if_then_else(n + j < N, parts[source, row, n + j], T.cast(0, tile.dtype))
-
-
-@T.macro
-def add(total, part):
-    """total += part, in float32."""
-    for i, j in T.Parallel(total.shape[0], total.shape[1]):
-        total[i, j] += T.cast(part[i, j], "float32")

@@ -13,6 +13,7 @@ from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Move, Schedule
+from tilescale.passes.scratch import as_parameters
 from tilescale.program.builder import ProgramBuilder
 from tilescale.runtime import ahead
 from tilescale.runtime.compile import compile as compile_program
@@ -54,10 +55,11 @@ def _kept(build: Callable[..., Any], team: Team, machine: Machine, given: tuple[
 
 
 def scheduled(func: Any, *moves: Move) -> Any:
-    """A sequential program with each of its collectives overlapped as a move says."""
+    """A sequential program with each of its collectives overlapped as a move says, and its memory among its parameters:
+    that is a part of the operators' workspace."""
     made, schedule = overlap(func, current_machine(), Schedule([*moves]))
     assert all(move.overlapped for move in schedule.moves), str(schedule)
-    return made
+    return as_parameters(made)
 
 
 def kernels(*choices: Choice) -> list[Kernel]:
