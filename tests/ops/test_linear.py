@@ -10,12 +10,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from tilescale import ops
 from tilescale.errors import ArgumentError
-from tilescale.ops import linear
+from tilescale.ops import layer_products, linear
 from tilescale.ops.siblings import lay_side_by_side
 
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -134,7 +135,7 @@ def test_gradients_of_layers_with_one_product(biased: bool, adjacent: bool):
     ops.gather_once(*layers)
     if adjacent:
         lay_side_by_side(*layers)
-        assert len({layer.weight.untyped_storage().data_ptr() for layer in layers}) == 1
+    assert (layer_products._adjacent([layer.weight for layer in layers]) is not None) == adjacent
     x = torch.randn(2, 5, 16, requires_grad=True)
     y = x.detach().clone().requires_grad_()
     results, others = [layer(x) for layer in layers], [layer(y) for layer in alone]
@@ -188,3 +189,12 @@ def test_dtensors_are_brought_to_where_a_layer_takes_them(mesh: DeviceMesh):
     for placement in (Shard(0), Replicate(), Shard(1)):
         given = DTensor.from_local(x, mesh, [placement])
         torch.testing.assert_close(layer(given).detach(), right(layer, x), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_results_of_asynchronous_collectives_are_inputs(mesh: DeviceMesh, grad: bool):
+    """As those of an embedding by PyTorch's plan, whose sum over the ranks has not been awaited."""
+    layer, x = ops.ColumnParallelLinear.shard(nn.Linear(16, 8), mesh), torch.randn(2, 4, 16)
+    given = DTensor.from_local(AsyncCollectiveTensor(x), mesh, [Shard(1)])
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(layer(given), nn.functional.linear(x, *(p.to_local() for p in layer.parameters())))

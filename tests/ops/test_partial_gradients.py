@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -78,6 +79,18 @@ def test_gradients_of_norms_of_heads_are_summed_at_each_use(mesh: DeviceMesh, su
     made(torch.randn(2, 3, 16).bfloat16())  # a forward without a backward keeps nothing
     made(torch.randn(2, 3, 16).bfloat16()).float().sum().backward()
     assert sums == {(4,): 4}
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_copy_of_a_model_whose_call_failed_sums_its_own(mesh: DeviceMesh, sums: Counter):
+    made = trained(mesh, Attention())
+    sums.clear()
+    given = torch.randn(2, 3, 16, requires_grad=True).bfloat16()
+    with pytest.raises(ZeroDivisionError), made.o.register_forward_pre_hook(lambda *_: 1 // 0):
+        made(given)
+    copied = copy.deepcopy(made)
+    copied(given).float().sum().backward()
+    assert sums == {(4,): 2} and made.head_norm.weight.grad is not copied.head_norm.weight.grad
 
 
 @pytest.mark.usefixtures("emulated")

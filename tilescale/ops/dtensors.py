@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+import torch
+
 from tilescale.errors import ArgumentError
 from tilescale.ops.group import group_name, is_one_group
 
@@ -98,6 +100,12 @@ def brought(name: str, x: Any, dim: int | None, group: str, *, uneven: bool = Fa
     wanted = (_placement(dim),)
     lying = x if tuple(x.placements) == wanted else x.redistribute(placements=wanted)
     return lying.to_local(grad_placements=[Partial()] if dim is None else None)
+
+
+def with_own_storage(x: Any) -> Any:
+    """A shard as a storage by itself, at the same place in memory: PyTorch can neither copy nor save a DTensor whose
+    shard begins inside of a storage."""
+    return torch.from_dlpack(x) if x.__class__ is torch.Tensor and not x.is_meta and x.storage_offset() else x
 
 
 def split_over(shard: Any, mesh: Any, dim: int, extent: int) -> Any:

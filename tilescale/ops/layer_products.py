@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -149,19 +150,17 @@ def _joined(weights: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _adjacent(parts: list[torch.Tensor]) -> torch.Tensor | None:
-    """The rows of all tensors, where they are adjacent in memory."""
+    """The rows of all tensors, where they are adjacent in the memory of the first one's storage."""
     first, *others = parts
-    ends = first
-    for other in others:
-        if not (ends.is_contiguous() and other.is_contiguous() and _lies_behind(other, ends)):
+    end = first.data_ptr()
+    for part, other in pairwise(parts):
+        end += part.nbytes
+        if not (part.is_contiguous() and other.is_contiguous() and other.data_ptr() == end):
             return None
-        ends = other
+    storage = first.untyped_storage()
+    if others and end + others[-1].nbytes > storage.data_ptr() + storage.nbytes():
+        return None
     return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
-
-
-def _lies_behind(x: torch.Tensor, other: torch.Tensor) -> bool:
-    one_storage = x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-    return one_storage and x.data_ptr() == other.data_ptr() + other.nbytes
 
 
 @operator("row_parallel")

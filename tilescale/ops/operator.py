@@ -18,7 +18,7 @@ import torch
 
 from tilescale.backends import device_services
 from tilescale.hda.current import current_machine, use_machine
-from tilescale.ops.dtensors import DTensorPlacement, is_dtensor
+from tilescale.ops.dtensors import DTensorPlacement, is_dtensor, with_own_storage
 
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 """Classes of plain tensors."""
@@ -102,7 +102,7 @@ class Operator:
         is_plain = not somebody_looks() and all([x.__class__ in PLAIN and not x.is_meta for x in tensors])
         if differentiates(tensors):
             return self._differentiated(given, tensors, self._called if is_plain else self._called_below_autograd)
-        return self._repeated(given, tensors) if is_plain else self._called_below_autograd(given)
+        return self._repeated(given, tensors) if is_plain else self._called_below_autograd(list(map(_shard, given)))
 
     def _called(self, given: Sequence[Any]) -> Any:
         return self._repeated(given, _tensors(given))
@@ -187,7 +187,7 @@ class _AutogradStep(torch.autograd.Function):
         for count, grad in zip(ctx.counts, ctx.operator.gradients(ctx, grads), strict=True):
             found += grad if grad.__class__ is list else [grad] * count
         pairs = zip(found, ctx.lies, strict=True)
-        return None, None, None, *(x if lies is None else lies.made_of(x) for x, lies in pairs)
+        return None, None, None, *(x if lies is None else lies.made_of(with_own_storage(x)) for x, lies in pairs)
 
 
 _apply = super(torch.autograd.Function, _AutogradStep).apply

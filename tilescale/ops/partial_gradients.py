@@ -49,6 +49,10 @@ class _ShardedRegion:
         self._inputs: set[_Node] = set()
         self._summed: set[tuple[_Node, int]] = set()
 
+    def __reduce__(self) -> Any:
+        """A copy has no graph, also of a model whose call has failed."""
+        return _ShardedRegion, (self._names, self._group)
+
     def enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         """Keep the autograd nodes that the block's inputs come from."""
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():

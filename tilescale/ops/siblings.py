@@ -10,11 +10,10 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch import nn
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.dtensors import DTensorPlacement, is_dtensor
-from tilescale.ops.linear import ColumnParallelLinear, ParallelLinear, local_tensor
+from tilescale.ops.dtensors import is_dtensor, with_own_storage
+from tilescale.ops.linear import ColumnParallelLinear, ParallelLinear
 
 
 def gather_once(*layers: ColumnParallelLinear) -> None:
@@ -48,17 +47,16 @@ def gather_once(*layers: ColumnParallelLinear) -> None:
         object.__setattr__(layer, "_siblings", siblings)
 
 
+@torch.no_grad()
 def lay_side_by_side(*layers: ParallelLinear) -> None:
-    """Allocate the weights of newly made layers contiguously, and their biases, so that all of them are one matrix
-    without a copy."""
+    """Move the weights of newly made layers to adjacent memory, and their biases, so that all of them are one matrix
+    without a copy. The first one's storage has them all."""
     for name in ("weight", "bias"):
         given = [getattr(layer, name) for layer in layers]
         if all(x is not None for x in given):
-            parts = [local_tensor(x).detach() for x in given]
-            joined = torch.cat(parts).split([len(part) for part in parts])
-            for layer, x, part in zip(layers, given, joined, strict=True):
-                made = DTensorPlacement.of(x).made_of(part) if is_dtensor(x) else part
-                setattr(layer, name, nn.Parameter(made, requires_grad=x.requires_grad))
+            parts = [x._local_tensor if is_dtensor(x) else x for x in given]
+            for part, place in zip(parts, torch.cat(parts).split(list(map(len, parts))), strict=True):
+                part.set_(with_own_storage(place))
 
 
 class SiblingResults:
