@@ -4,20 +4,28 @@
 from __future__ import annotations
 
 import copy
+import io
 import re
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from tilescale import ops
 from tilescale.errors import ArgumentError
-from tilescale.ops import token_wise
+from tilescale.ops import layer_products, token_wise
 
 PLAN = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
@@ -92,16 +100,35 @@ def test_a_refused_plan_changes_nothing(mesh: DeviceMesh, last: Callable[[], nn.
     assert all(one is other for one, other in zip(parameters, layers.parameters(), strict=True))
 
 
+def tied() -> nn.ModuleDict:
+    made = nn.ModuleDict({"embed": nn.Embedding(16, 8), "head": nn.Linear(8, 16, bias=False)}).bfloat16()
+    made["head"].weight = made["embed"].weight
+    return made
+
+
 def test_ties_that_a_plan_breaks_are_told_of(mesh: DeviceMesh):
-    tied = nn.ModuleDict({"embed": nn.Embedding(16, 8), "head": nn.Linear(8, 16, bias=False)}).bfloat16()
-    tied["head"].weight = tied["embed"].weight
-    plan = {"embed": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel(input_layouts=Shard(1))}
     with pytest.warns(UserWarning, match=r"\['embed.weight', 'head.weight'\] were tied"):
-        ops.parallelize_module(tied, mesh, plan)
+        ops.parallelize_module(tied(), mesh, {"head": ColwiseParallel(input_layouts=Shard(1))})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         one = nn.Linear(16, 16).bfloat16()
         ops.parallelize_module(nn.Sequential(one, one), mesh, {"0": ColwiseParallel()})
+
+
+@pytest.mark.parametrize("result", [Shard(-1), Replicate()])
+def test_an_embedding_and_a_linear_layer_that_lie_alike_stay_tied(mesh: DeviceMesh, result: Any):
+    """The linear layer is ours, or PyTorch's. The embedding's gradient is the sum of both uses."""
+    plan = {"embed": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel(output_layouts=result)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*were tied")
+        made = ops.parallelize_module(tied(), mesh, plan)
+    assert isinstance(made["head"], ops.ColumnParallelLinear) == (result == Shard(-1))
+    whole, ids = tied(), torch.tensor([[1, 3, 3]])
+    whole.load_state_dict({name: x.full_tensor() for name, x in made.state_dict().items()})
+    assert [name for name, _ in made.named_parameters()] == ["embed.weight"]
+    for model in (made, whole):
+        model["head"](model["embed"](ids)).float().pow(2).sum().backward()
+    torch.testing.assert_close(made["embed"].weight.grad.full_tensor(), whole["embed"].weight.grad, rtol=0.02, atol=0.1)
 
 
 def test_other_arguments_are_named(mesh: DeviceMesh):
@@ -176,3 +203,59 @@ def test_of_others_nothing_is_said(mesh: DeviceMesh):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ops.parallelize_module(model(), mesh, PLAN)
+
+
+class Latent(nn.Module):
+    """Attention whose queries and keys come from fewer features; the layer that makes those is not split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Linear(16, 20)
+        self.q, self.k, self.v = nn.Linear(8, 16), nn.Linear(12, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low, high = self.low(x).split((8, 12), -1)
+        return self.q(low) + self.k(high) + self.v(x)
+
+
+COLUMNS = {name: ColwiseParallel() for name in "qkv"}
+
+
+def test_layers_of_several_sizes_in_one_block(mesh: DeviceMesh):
+    """A gather stays in front of a block whose layers take local tensors."""
+    block, x = Latent().bfloat16(), torch.randn(2, 8, 16).bfloat16()
+    gather = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True)
+    with pytest.warns(UserWarning, match=r"gathers of \[''\] stay PyTorch's.*use_local_output is True"):
+        made = ops.parallelize_module(copy.deepcopy(block), mesh, {"": gather, **COLUMNS})
+    torch.testing.assert_close(made(x), block(x))
+    torch.testing.assert_close(ops.parallelize_module(block, mesh, COLUMNS)(x), made(x))
+
+
+def siblings(mesh: DeviceMesh, **types: torch.dtype) -> nn.Module:
+    made = nn.ModuleDict({name: nn.Linear(16, 8, dtype=types.get(name, torch.bfloat16)) for name in "qkv"})
+    return ops.parallelize_module(made, mesh, COLUMNS)
+
+
+def test_layers_of_several_types_keep_them(mesh: DeviceMesh):
+    made = siblings(mesh, k=torch.float16)
+    assert [made[name].weight.dtype for name in "qkv"] == [torch.bfloat16, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.usefixtures("emulated")
+def test_layers_that_share_a_product_are_copied_and_saved(mesh: DeviceMesh):
+    made, x, file = siblings(mesh), torch.randn(2, 8, 16).bfloat16(), io.BytesIO()
+    wanted = [made[name](x) for name in "qkv"]
+    assert layer_products._adjacent([made[name].weight.to_local() for name in "qkv"]) is not None
+    copied, state = copy.deepcopy(made), copy.deepcopy(made.state_dict())
+    torch.save(made.state_dict(), file)
+    file.seek(0)
+    for value in made.state_dict().values():  # which are the parameters themselves
+        value.zero_()
+    assert not any(made[name](x).any() for name in "qkv")
+    for given in (state, torch.load(file, weights_only=False)):
+        made.load_state_dict(given)
+        for model in (made, copied):
+            for name, result in zip("qkv", wanted, strict=True):
+                torch.testing.assert_close(model[name](x), result)
+        for value in made.parameters():
+            value.data.zero_()

@@ -144,6 +144,8 @@ class ColumnParallelLinear(ParallelLinear):
     """
 
     cut = 0
+    gathers_dtensors_only = False
+    """Whether a plain tensor has all tokens, though they are split over the ranks: a plan gathers it before."""
     _siblings: SiblingResults | None = None
 
     @collective
@@ -159,7 +161,7 @@ class ColumnParallelLinear(ParallelLinear):
 
     def outputs(self, x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch.Tensor]:
         """Outputs of layers with one input, this one among them. Raises as a call of this one."""
-        if self.sequence:
+        if self.sequence and (is_dtensor(x) or not self.gathers_dtensors_only):
             part = self._given(x, TOKENS)
             tokens = x.shape[TOKENS] if is_dtensor(x) else size_of(self.group) * part.shape[TOKENS]
             given = _padded(part, -(-tokens // size_of(self.group)))

@@ -19,6 +19,7 @@ from torch import nn
 
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import SUMS, check_flags
+from tilescale.ops.dtensors import is_dtensor
 from tilescale.ops.float8 import Float8
 from tilescale.ops.group import group_name
 from tilescale.ops.linear import (
@@ -62,7 +63,7 @@ def parallelize_module(
         TileScale's. If tokens are split over the ranks, their number may be any where the layers that give them return
         DTensors, `use_local_output=False`: `generate` of transformers has one token in a step. Other linear layers
         become PyTorch's: a UserWarning names them and the reason. So do warnings of names that no module has, and of
-        parameters that were tied and no longer are.
+        parameters that were tied and no longer are, as they lie differently over the ranks.
 
     Raises:
         ArgumentError: a layer's features cannot be split among the ranks, or PyTorch cannot shard a module of its type;
@@ -87,23 +88,13 @@ def parallelize_module(
             raise ArgumentError(f"{where} is {type(style).__name__}", hint="give a ParallelStyle, or names with theirs")
     check_flags(keep_gathered=keep_gathered)
     styles, unresolved = _by_module(module, plan)
-    gathers = {name for name, style in styles.items() if _gathers(style) and _feeds_columns(name, module, styles)}
+    gathers = _moved_gathers(module, styles)
     shards = _shards(module, styles, gathers)
     for name, shard in shards.items():
         check_shard(shard.kind, module.get_submodule(name), mesh, src_data_rank)
     tied = _tied_parameters(module)
     how: dict[str, Any] = {"float8": float8, "src_data_rank": src_data_rank, "keep_gathered": keep_gathered}
-    siblings: dict[Any, list[ColumnParallelLinear]] = defaultdict(list)
-    for name, shard in shards.items():
-        made = shard.kind.shard(module.get_submodule(name), mesh, **how, sequence=shard.sequence)  # type: ignore[arg-type]
-        made.local_output = shard.local_output
-        if shard.kind is ColumnParallelLinear and (shard.block is not None or not shard.sequence):
-            # Layers that get all tokens are assumed to be siblings with one input, until a call shows otherwise.
-            single = name.rpartition(".")[0], made.in_features, made.bias is None
-            siblings[shard.block if shard.sequence else single].append(made)
-    for layers in siblings.values():
-        gather_once(*layers)
-        lay_side_by_side(*layers)
+    _shard_layers(module, shards, mesh, how)
     kept = {name: style for name, style in styles.items() if name not in shards}
     left: dict[str, Any] = kept | unresolved | {name: _without_gather(styles[name]) for name in gathers}
     if "" in left:  # in a plan with others PyTorch takes no rank for it
@@ -113,7 +104,7 @@ def parallelize_module(
         if type(style) is SequenceParallel:
             work_on_shards(module.get_submodule(name))
     _sum_partial_gradients(module, styles, group_name(mesh))
-    _warn_of_broken_ties(module, tied)
+    _tie_again(module, tied)
     return made
 
 
@@ -202,6 +193,22 @@ def _shard(layer: nn.Module, style: Any, block: str | None) -> _Shard | str:
     return _Shard(kind, _is_tokens(outside), block, style.use_local_output)
 
 
+def _shard_layers(module: nn.Module, shards: Mapping[str, _Shard], mesh: Any, how: dict[str, Any]) -> None:
+    """Make the layers, and let those with one input share its gather or product."""
+    siblings: dict[Any, list[ColumnParallelLinear]] = defaultdict(list)
+    for name, shard in shards.items():
+        made = shard.kind.shard(module.get_submodule(name), mesh, **how, sequence=shard.sequence)  # type: ignore[arg-type]
+        made.local_output, made.gathers_dtensors_only = shard.local_output, shard.block is not None
+        if shard.kind is ColumnParallelLinear and (shard.block is not None or not shard.sequence):
+            # Layers that get all tokens are assumed to be siblings with one input, until a call shows otherwise.
+            single = name.rpartition(".")[0], made.bias is None
+            alike = made.in_features, made.weight.dtype, made.weight.device
+            siblings[shard.block if shard.sequence else single, alike].append(made)
+    for layers in siblings.values():
+        gather_once(*layers)
+        lay_side_by_side(*layers)
+
+
 def _sum_partial_gradients(module: nn.Module, styles: Mapping[str, Any], group: str) -> None:
     """In blocks: in the smallest modules that have a column-parallel and a row-parallel layer."""
     from torch.distributed.tensor import Shard
@@ -239,13 +246,36 @@ def _tied_parameters(module: nn.Module) -> list[list[str]]:
     return [tied for tied in names.values() if len(tied) > 1]
 
 
-def _warn_of_broken_ties(module: nn.Module, tied: list[list[str]]) -> None:
+def _tie_again(module: nn.Module, tied: list[list[str]]) -> None:
+    """Tie parameters that lie alike over the ranks, as before the plan. Warns of others."""
     for names in tied:
-        if len({id(module.get_parameter(name)) for name in names}) > 1:
+        first, *others = (module.get_parameter(name) for name in names)
+        if all(_lies_like(other, first) for other in others):
+            for name in names:
+                owner, _, attribute = name.rpartition(".")
+                setattr(module.get_submodule(owner), attribute, first)
+        else:
             warnings.warn(
-                f"parameters {names} were tied, and are now trained apart: each has a style of its own in the plan",
+                f"parameters {names} were tied, and are now trained apart: they lie differently over the ranks. A "
+                "vocabulary is split alike by RowwiseParallel of the embedding and ColwiseParallel of the linear layer",
                 stacklevel=3,
             )
+
+
+def _lies_like(x: Any, other: Any) -> bool:
+    """Whether both are one parameter, or may be."""
+    split = is_dtensor(x) and is_dtensor(other)
+    return x is other or (split and (x.device_mesh, x.placements) == (other.device_mesh, other.placements))
+
+
+def _moved_gathers(module: nn.Module, styles: Mapping[str, Any]) -> set[str]:
+    """The blocks whose gather moves into their column-parallel layers. Warns of others whose gather could."""
+    found = {name for name, style in styles.items() if _gathers(style) and _feeds_columns(name, module, styles)}
+    local = sorted(name for name in found if styles[name].use_local_output)
+    if local:
+        reason = "use_local_output is True, so other layers may take the gathered tokens"
+        warnings.warn(f"the gathers of {local} stay PyTorch's, without overlap: {reason}", stacklevel=3)
+    return found - set(local)
 
 
 def _gathers(style: Any) -> bool:

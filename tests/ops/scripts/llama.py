@@ -217,6 +217,28 @@ def check_plans_of_blocks(mesh: DeviceMesh) -> None:
         torch.testing.assert_close(mine.grad.float(), want, rtol=0, atol=0.05 * float(want.abs().max()))
 
 
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Linear(HIDDEN, HIDDEN) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.a(x), self.b(other)
+
+
+def check_a_plain_tensor_in_a_block_has_all_tokens(mesh: DeviceMesh) -> None:
+    """As the plan says of the layer's input: the block's gather is of its other input."""
+    block, x = TwoInputs().bfloat16(), torch.randn(BATCH, 4, HIDDEN).bfloat16()
+    gather = PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None))
+    columns = {"": gather, "a": ColwiseParallel(), "b": ColwiseParallel()}
+    parallel = ops.parallelize_module(copy.deepcopy(block), mesh, columns)
+    given = x.clone().requires_grad_()
+    for got, want in zip(parallel(x.chunk(2, 1)[WORLD.rank], given), block(x, x), strict=True):
+        torch.testing.assert_close(got, want.chunk(2, -1)[WORLD.rank], rtol=1e-2, atol=1e-2)
+    got.sum().backward()
+    torch.testing.assert_close(given.grad, block.b.weight.sum(0).expand_as(x), rtol=1e-2, atol=2e-2)
+
+
 def check_whose_parameters_all_take(mesh: DeviceMesh) -> None:
     """Those of a rank of the mesh, as PyTorch does it, or each its own; what is frozen stays so."""
     for source, seed in ((0, 0), (1, 1), (None, WORLD.rank)):
@@ -292,6 +314,7 @@ if __name__ == "__main__":
     check_dtensors(mesh["tp"])
     check_layers_take_dtensors(mesh["tp"])
     check_plans_of_blocks(mesh["tp"])
+    check_a_plain_tensor_in_a_block_has_all_tokens(mesh["tp"])
     check_whose_parameters_all_take(mesh["tp"])
     check_whole_parameters(parallel, alone_model)
     check_float8(Llama().bfloat16(), mesh["tp"])
