@@ -16,10 +16,13 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
     RowwiseParallel,
+    SequenceParallel,
 )
 
-WHOLE, FEATURES = Replicate(), Shard(-1)
+WHOLE, FEATURES, TOKENS = Replicate(), Shard(-1), Shard(1)
 PLACEMENTS = {
     "colwise": (ColwiseParallel, WHOLE, FEATURES),
     "colwise_gather_output": (ColwiseParallel, WHOLE, WHOLE),
@@ -33,7 +36,7 @@ SIZES = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 8, "max_position_embeddings": 64, "sliding_window": 4,
     "query_pre_attn_scalar": 8, "pad_token_id": 0, "eos_token_id": None, "bos_token_id": 1,
-    "tie_word_embeddings": False, "attn_implementation": "sdpa",
+    "attn_implementation": "sdpa",
 }  # fmt: skip
 EXPERTS = {
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
@@ -86,7 +89,59 @@ class Family:
         for name, style in self.styled(model):
             kind, given, result = PLACEMENTS[style]
             made[name] = kind(input_layouts=given, output_layouts=result)
+        embedding = model.get_input_embeddings()
+        if embedding.weight is model.lm_head.weight:  # which is split as one
+            (name,) = (name for name, each in model.named_modules() if each is embedding)
+            made[name] = RowwiseParallel(input_layouts=WHOLE, output_layouts=WHOLE)
         return made | {"lm_head": ColwiseParallel(output_layouts=WHOLE)}
+
+    def sequence(self, model: Any) -> dict[str, Any]:
+        """Plan of a model whose tokens are split over the ranks between layers, as DTensors: it counts them.
+
+        Attention and MLPs take all tokens, and end with a row-parallel layer; each rank computes all of a block of
+        experts, and keeps its tokens of the result.
+        """
+        patterns, prefix, made = list(self.styled(model)), model.base_model_prefix, {}
+        modules = dict(model.get_submodule(prefix).named_modules(prefix=prefix))
+        styles = {name: style for pattern, style in patterns for name in modules if is_named(name, pattern)}
+        blocks = {block_of(name) for name, style in styles.items() if style.startswith("rowwise")}
+        ending = {name for name in blocks if not any("experts" in each for each, _ in modules[name].named_children())}
+        for name, module in modules.items():
+            if isinstance(module, nn.Embedding):
+                made[name] = RowwiseParallel(input_layouts=WHOLE, output_layouts=TOKENS, use_local_output=False)
+            elif name in styles:
+                kind, given, result = PLACEMENTS[styles[name]]
+                ends = kind is RowwiseParallel and block_of(name) in ending
+                how = {"output_layouts": TOKENS, "use_local_output": False} if ends else {"output_layouts": result}
+                made[name] = kind(input_layouts=given, **how)
+            elif block_of(name) == name and list(module.children()) and list(module.parameters()):
+                made[name] = whole_tokens(name, module, name in ending)
+            elif name.count(".") in (1, 3) and list(module.parameters(recurse=False)):
+                made[name] = SequenceParallel()
+        return made | {"lm_head": ColwiseParallel(input_layouts=TOKENS, output_layouts=WHOLE)}
+
+
+def block_of(name: str) -> str | None:
+    """The block of a layer that a module is in, such as `model.layers.0.mlp`, or that it is."""
+    return ".".join(name.split(".")[:4]) if name.count(".") >= 3 else None
+
+
+def whole_tokens(name: str, block: nn.Module, ends: bool) -> Any:
+    """A block's style, with its result's unless it ends with a row-parallel layer. transformers call attention by
+    names; layers that no style names take local tensors."""
+    local = not ends or hasattr(block, "kv_a_proj_with_mqa")
+    attention = "att" in name
+    if attention and "gpt_neox" not in name:
+        given: dict[str, Any] = {
+            "input_kwarg_layouts": {"hidden_states": TOKENS}, "desired_input_kwarg_layouts": {"hidden_states": WHOLE}
+        }  # fmt: skip
+    else:
+        given = {"input_layouts": TOKENS, "desired_input_layouts": WHOLE}
+    if ends:
+        return PrepareModuleInput(**given, use_local_output=local)
+    result, wanted = ((WHOLE, None), (TOKENS, None)) if attention else (WHOLE, TOKENS)
+    made = {"output_layouts": result, "desired_output_layouts": wanted, "use_local_output": False}
+    return PrepareModuleInputOutput(**given, use_local_input=local, **made)
 
 
 def is_named(name: str, pattern: str) -> bool:

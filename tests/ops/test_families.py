@@ -19,11 +19,12 @@ from tests.ops.families import FAMILIES  # noqa: E402 - it needs transformers
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "scripts/families.py"
 EMULATED = {"TILESCALE_TIMEOUT_S": "100", "TILESCALE_EMULATE": "1", "TILESCALE_CHECK": "none"}
+PLANS = ("replicated", "sequence")
 DRAW = random.Random(os.environ.get("FAMILIES_SEED", "0"))
-DRAWN = {2: ["replicated:float32:qwen3", "replicated:float32:deepseek_v2"], 1: [], 4: []}
+DRAWN = {2: ["replicated:float32:qwen3", "sequence:float32:deepseek_v2"], 1: [], 4: []}
 """By the number of ranks. Those named here have parameters between sharded features."""
 for _names in DRAWN.values():
-    _names += [f"replicated:float32:{name}" for name in DRAW.sample(list(FAMILIES), 2)]
+    _names += [f"{plan}:float32:{DRAW.choice(list(FAMILIES))}" for plan in PLANS]
 
 
 @pytest.mark.parametrize("ranks", DRAWN)
@@ -32,16 +33,18 @@ def test_families_drawn_by_a_seed(ranks: int):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("first", range(4))
-def test_all_families(first: int, ranks: int):
-    check(ranks, [f"replicated:float32:{name}" for name in list(FAMILIES)[first::4]])
+def test_all_families(first: int, ranks: int, plan: str):
+    check(ranks, [f"{plan}:float32:{name}" for name in list(FAMILIES)[first::4]])
 
 
 @pytest.mark.nightly
-def test_families_in_bfloat16():
+@pytest.mark.parametrize("plan", PLANS)
+def test_families_in_bfloat16(plan: str):
     """Those without experts: a rounding may choose another."""
-    check(2, [f"replicated:bfloat16:{name}" for name in ("qwen3", "minicpm3", "apertus", "gemma3_text", "gpt_neox")])
+    check(2, [f"{plan}:bfloat16:{name}" for name in ("qwen3", "minicpm3", "apertus", "gemma3_text", "gpt_neox")])
 
 
 def check(ranks: int, names: list[str]) -> None:
