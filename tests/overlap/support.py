@@ -35,6 +35,7 @@ def overlapped(
     local: str | None = None,
     group: int | None = None,
     blocks: int | None = None,
+    chunks: int | None = None,
     kept: Sequence[str] = (),
 ) -> tuple[Any, Schedule]:
     """A program with every possible collective overlapped, whether or not it pays.
@@ -55,6 +56,7 @@ def overlapped(
             local=local,
             group=group,
             blocks=blocks,
+            chunks=chunks,
         )
         for site in found
     ]

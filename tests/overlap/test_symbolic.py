@@ -17,6 +17,7 @@ from tilelang_core import rewrite as tir
 from tilescale.errors import RaceError, UninitializedReadError, UsageError
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Move, Schedule
+from tilescale.passes.structure import structure
 
 DEVICES, WIDE, TILE = 4, 8, 4
 
@@ -181,6 +182,18 @@ def test_carriers_of_a_reduction(name: str, carrier: str):
     changed, schedule = overlapped(PROGRAMS[name], chunk=TILE, carrier=carrier)
     assert schedule.moves[0].overlapped and schedule.moves[0].carrier == carrier, schedule
     check_same(PROGRAMS[name], changed, of_program(name, 10))
+
+
+@pytest.mark.parametrize(
+    ("name", "carrier"),
+    [("gather", None), ("gather of columns", None), ("all_to_all", None), ("reduce_scatter", "tiles")]
+    + [("allreduce", carrier) for carrier in ("queue", "tiles")],
+)
+def test_flags_are_as_many_for_any_number_of_rows(name: str, carrier: str | None):
+    changed, _ = overlapped(PROGRAMS[name], chunk=TILE, carrier=carrier, chunks=9)
+    flags = [b for launch in structure(changed, H200).launches for b in launch.buffers if b.data in launch.flags]
+    assert flags and all(ir.constant(b.shape[-1]) == 9 for b in flags)
+    check_same(PROGRAMS[name], changed, of_program(name, 23), seeds=(None,))
 
 
 def test_tiles_wait_for_whole_chunks_own_part_first():

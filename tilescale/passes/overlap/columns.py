@@ -48,7 +48,7 @@ def overlap_columns(
     units = uses.sizes[made.level]
     chunks = RowChunks(rows, choose_rows(site, uses, rows, readers, move, _gathered, units), move.chunks)
     rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
-    here = rewriter.alloc_flags(f"{rows.buffer.name}_here", (units, chunks.each))
+    here = rewriter.alloc_flags(f"{rows.buffer.name}_here", (units, chunks.shape[1]))
     rewriter.statements.append((site.stmt, tir.sequence(located(_sent(site, chunks, here, units), site.stmt))))
     for use in readers:
         rewriter.before(use.stmts[0], _waits(use, chunks, here, uses, made.level))

@@ -285,7 +285,7 @@ def _by_queue(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewri
         return put(level, source, target, peer, flag(here, rank, chunk), after)
 
     arrivals = ArrivalReduce(rows.buffer, inbox, here, scatter.result, str(scatter.site.made.op), chunks, level)
-    summed = rewriter.alloc_flags(f"{name}_summed", (chunks.each,)) if scatter.everywhere else None
+    summed = rewriter.alloc_flags(f"{name}_summed", (chunks.shape[1],)) if scatter.everywhere else None
     grid, rank = _departing(scatter, rewriter, move)
     behind = _add_up(scatter, arrivals, done, summed, rewriter, move, stores, rank)
     sending = chunks.to_others(level, part)
