@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from tilelang.ir import get_buffer_span, get_stmt_span, span_to_location
 from tilelang.language import dtypes
@@ -85,6 +85,10 @@ __all__ = [
     "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables",
     "walk", "with_regions",
 ]  # fmt: skip
+
+
+Node: TypeAlias = Stmt | PrimExpr
+"""A statement or an expression."""
 
 
 def op_name(node: Any) -> str | None:
@@ -230,7 +234,7 @@ def children(stmt: Stmt) -> Iterable[Stmt]:
     return inside(stmt) if inside is not None else ()
 
 
-def walk(node: Any, visit: Callable[[Any], None]) -> None:
+def walk(node: Node, visit: Callable[[Any], None]) -> None:
     """Call `visit` on every statement and expression below `node`, parents first."""
 
     def each(below: Any) -> bool:
@@ -297,7 +301,7 @@ def fingerprint(func: PrimFunc) -> str:
     return hashlib.sha256(func.script().encode()).hexdigest()
 
 
-def contains(node: Any, wanted: Callable[[Any], bool]) -> bool:
+def contains(node: Node, wanted: Callable[[Any], bool]) -> bool:
     """Whether `wanted` holds for `node` or anything below it."""
     found = False
 

@@ -69,7 +69,7 @@ class _BranchCondition:
 
     differs: int
     by: ir.Stmt
-    expr: Any
+    expr: ir.PrimExpr
     threads: np.ndarray | None = None
 
 
@@ -246,7 +246,7 @@ class Uniformity:
         yield
         del self._around[before:]
 
-    def _condition(self, expr: Any, by: ir.Stmt) -> _BranchCondition:
+    def _condition(self, expr: ir.PrimExpr, by: ir.Stmt) -> _BranchCondition:
         differs, threads = self.differs(expr), None
         if differs > self._depth:
             with contextlib.suppress(UnknownValue):
@@ -313,7 +313,7 @@ class Uniformity:
             "v = T.invoke_one(...), or load it where all have the same index"
         )
 
-    def _where(self, stmt: ir.Stmt, expr: Any) -> list[Location]:
+    def _where(self, stmt: ir.Stmt, expr: ir.PrimExpr) -> list[Location]:
         """The statement, and where the variables of an expression got values that differ."""
         used = [*ir.variables(expr)] if isinstance(expr, ir.PrimExpr) else []
         if isinstance(expr, ir.PrimExpr):
@@ -323,7 +323,7 @@ class Uniformity:
 
     # -- values ------------------------------------------------------------------------------------------------------
 
-    def differs(self, expr: Any) -> int:
+    def differs(self, expr: ir.PrimExpr) -> int:
         """Uniformity level of an expression at its position."""
         if isinstance(expr, ir.Var):
             return self._differs.get(expr, 0)
@@ -349,19 +349,19 @@ class Uniformity:
         return max((self.differs(arg) for arg in call.args if isinstance(arg, ir.PrimExpr)), default=0)
 
 
-def loads_atomically(expr: Any) -> bool:
+def loads_atomically(expr: ir.PrimExpr) -> bool:
     """Whether an expression has an atomic load of device or shared memory."""
     return isinstance(expr, ir.PrimExpr) and ir.contains(expr, is_atomic_load)
 
 
-def is_atomic_load(node: Any) -> bool:
+def is_atomic_load(node: ir.Node) -> bool:
     """Whether a node is an atomic load."""
     if ir.op_name(node) != tl.atomic("load"):
         return False
     return ir.scope_kind(pointed(ir.loaded_element(node)).buffer) != "fragment"
 
 
-def _is_of_a_unit(node: Any) -> bool:
+def _is_of_a_unit(node: ir.Node) -> bool:
     return ir.op_name(node) in TOGETHER
 
 

@@ -129,7 +129,7 @@ def _begins(flag: Access) -> tuple[Any, ...]:
     return flag.begins
 
 
-def _column(grid: GridValues, expr: Any, at: Mapping[ir.Var, int]) -> list[int]:
+def _column(grid: GridValues, expr: ir.PrimExpr, at: Mapping[ir.Var, int]) -> list[int]:
     return np.broadcast_to(grid.value(expr, at), (grid.count,)).tolist()
 
 

@@ -23,7 +23,7 @@ def owns_a_queue(executing: Level, machine: Machine) -> bool:
     return executing == machine.tensor_level and executing != machine.program_level
 
 
-def is_asynchronous(node: Any) -> bool:
+def is_asynchronous(node: ir.Node) -> bool:
     """Whether a node of a device phase (of a level that `owns_a_queue`) is an operation for the unit's copy queue."""
     found = operation(node)
     if isinstance(found, Copy):

@@ -52,7 +52,7 @@ class Expressions:
             self._names[var] = found
         return self._names[var]
 
-    def value(self, expr: Any, binds: int = 0) -> str:
+    def value(self, expr: ir.PrimExpr, binds: int = 0) -> str:
         """An expression, in brackets where the enclosing operator binds more closely."""
         text, own = self._text(expr)
         return f"({text})" if own < binds else text
@@ -109,7 +109,7 @@ class Expressions:
         end = ir.constant(begin + extent)
         return f"{self.value(begin)} : {end if end is not None else self.value(begin + extent)}"
 
-    def _text(self, expr: Any) -> tuple[str, int]:
+    def _text(self, expr: ir.PrimExpr) -> tuple[str, int]:
         if isinstance(expr, ir.Var):
             return self.name(expr), _ATOM
         if isinstance(expr, int):
@@ -136,7 +136,7 @@ class Expressions:
             return f"T.shuffle_elect({self.values(expr.args)})", _ATOM
         raise UnsupportedError(f"{expr} has no source text", hint="print kernel.ir, in TileLang's notation")
 
-    def _number(self, expr: Any) -> tuple[str, int]:
+    def _number(self, expr: ir.PrimExpr) -> tuple[str, int]:
         if str(expr.dtype) == "bool":
             return str(bool(expr.value)), _ATOM
         text = repr(expr.value)
@@ -158,7 +158,7 @@ def _sized_by(region: Any, tile: Any) -> bool:
 def as_written(expr: ir.PrimExpr) -> str:
     """An expression as the user wrote it: variables by their names, atomic loads by their elements."""
 
-    def named(node: Any) -> Any:
+    def named(node: ir.Node) -> Any:
         if isinstance(node, ir.BufferLoad) and node.buffer.scope() == ir.VARIABLE:
             return ir.Var(node.buffer.name, str(node.dtype))
         if ir.op_name(node) == tl.atomic("load"):

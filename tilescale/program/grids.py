@@ -47,7 +47,7 @@ class GridValues:
     bound: dict[ir.Var, Any] = field(default_factory=dict)
     loaded: int | None = None
 
-    def value(self, expr: Any, at: Mapping[ir.Var, int]) -> Any:
+    def value(self, expr: ir.PrimExpr, at: Mapping[ir.Var, int]) -> Any:
         """An expression's value: a number, or an array of those in each program. Raises Unknown."""
         if isinstance(expr, int | ir.IntImm):
             return int(expr)
@@ -68,7 +68,7 @@ class GridValues:
             raise UnknownValue
         return rule(self.value(expr.a, at), self.value(expr.b, at))
 
-    def depends_on(self, expr: Any) -> set[ir.Var]:
+    def depends_on(self, expr: ir.PrimExpr) -> set[ir.Var]:
         """The free variables that an expression depends on."""
         found: set[ir.Var] = set()
         for var in ir.variables(expr) if isinstance(expr, ir.PrimExpr) else ():

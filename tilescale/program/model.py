@@ -188,7 +188,7 @@ class Program:
         """Values of variables that hold integers, in program order."""
         found: dict[ir.Var, ir.PrimExpr] = {}
 
-        def visit(node: Any) -> None:
+        def visit(node: ir.Node) -> None:
             if isinstance(node, ir.Bind) and str(node.var.dtype).startswith("int"):
                 found[node.var] = node.value
 

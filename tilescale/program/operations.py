@@ -391,7 +391,7 @@ _VIEWS: dict[str, Any] = {
 }
 
 
-def operation(node: Any) -> Operation | None:
+def operation(node: ir.Node) -> Operation | None:
     """The typed view of a node; None if it is not a call of one of our operations."""
     view = _VIEWS.get(ir.op_name(node) or "")
     return None if view is None else view.of(node)

@@ -60,7 +60,7 @@ class BoundVariables:
         begin, extent = self._known(begin), self._known(extent)
         return None if begin is None or extent is None else accesses.span(begin, extent, self.ranges)
 
-    def _known(self, expr: Any) -> Any:
+    def _known(self, expr: ir.PrimExpr) -> Any:
         """An expression in variables from outside and the running ones; None if it depends on memory. Elements of
         `steady` tensors are allowed if they are the same for all values of these variables."""
         while used := ir.variables(expr) & self.values.keys():
@@ -69,7 +69,7 @@ class BoundVariables:
             expr = ir.substitute(expr, {var: self.values[var] for var in used})
         return None if ir.contains(expr, self._varies) else expr
 
-    def _varies(self, node: Any) -> bool:
+    def _varies(self, node: ir.Node) -> bool:
         if isinstance(node, ir.BufferLoad):
             running = any(ir.variables(index) & self.ranges.keys() for index in node.indices)
             return running or node.buffer.data not in self.steady

@@ -8,7 +8,6 @@ Two programs that multiply as a pair hold half of each operand.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core.tiles import Gemm, data_of
@@ -58,7 +57,7 @@ def held_whole(machine: Machine, launch: Launch) -> set[ir.Var]:
     products: list[Gemm] = []
     by_columns: set[ir.Var] = set()
 
-    def visit(node: Any) -> None:
+    def visit(node: ir.Node) -> None:
         if ir.op_name(node) == tl.GEMM and all(data_of(region) in tiles for region in Gemm.of(node).operands):
             products.append(Gemm.of(node))
         elif ir.op_name(node) == ops.VIEW.name and TileView.of(node).layout.dim == 1:

@@ -106,7 +106,7 @@ class TileAccesses:
         zero, whole = ir.IntImm("int32", 0), ir.IntImm("int32", extent or 1)
         return zero, whole, self._numbers(zero), self._numbers(whole)
 
-    def _numbers(self, expr: Any) -> np.ndarray:
+    def _numbers(self, expr: ir.PrimExpr) -> np.ndarray:
         return np.broadcast_to(np.asarray(self.grid.value(expr, {}), int), (self.grid.count,))
 
 

@@ -84,7 +84,7 @@ class _ScheduleText:
         found: list[str] = []
         starts = isinstance(part, DevicePhase) and owns_a_queue(self.machine.tensor_level, self.machine)
 
-        def visit(node: Any) -> None:
+        def visit(node: ir.Node) -> None:
             name = ir.op_name(node) or ""
             if name.startswith(_TILE_OP):
                 found.append(name.removeprefix(_TILE_OP))

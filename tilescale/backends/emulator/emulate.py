@@ -24,7 +24,7 @@ from tilescale.backends.emulator.remedies import FOUND, advise
 from tilescale.backends.emulator.report import Report
 from tilescale.backends.emulator.run import Run
 from tilescale.backends.progress import progress_bar
-from tilescale.errors import ArgumentError, LaunchError, NoDataError, UsageError, check_type
+from tilescale.errors import ArgumentError, LaunchError, Location, NoDataError, UsageError, check_type
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
 from tilescale.hda.names import BuiltIn
@@ -291,7 +291,7 @@ def _mesh(program: Program, machine: Machine) -> tuple[int, ...]:
     return tuple(n or 1 for n in reversed(grid))
 
 
-def _check_machine(extents: list[tuple[str, int]], machine: Machine, where: Any) -> None:
+def _check_machine(extents: list[tuple[str, int]], machine: Machine, where: Location | None) -> None:
     coarser = None
     for name, extent in extents:
         there = machine.count(name, coarser)

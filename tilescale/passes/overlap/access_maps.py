@@ -351,12 +351,12 @@ class _Descent:
 
     # -- numbers in memory ---------------------------------------------------------------------------------------------
 
-    def _is_known(self, expr: Any) -> bool:
+    def _is_known(self, expr: ir.PrimExpr) -> bool:
         """Whether an expression has a value in front of the use: from no memory but that of steady tensors."""
         acts = ir.contains(ir.int_node(expr), lambda node: isinstance(node, ir.Call) and not ir.is_pure(node))
         return not acts and all(load.buffer.data in self.steady for load in self._loads(expr))
 
-    def _loads(self, expr: Any) -> Iterator[ir.BufferLoad]:
+    def _loads(self, expr: ir.PrimExpr) -> Iterator[ir.BufferLoad]:
         """The elements that an expression is made of, through the variables that are bound."""
         found: list[Any] = []
         ir.walk(ir.int_node(expr), lambda node: found.append(node))

@@ -64,7 +64,7 @@ def _from_source(stmt: ir.Stmt, whole: ir.Buffer, source: ir.Call) -> ir.Stmt:
     buffer, begins, extents = ir.region_parts(source)
     leading = len(extents) - len(whole.shape) + 1
 
-    def enter(node: Any) -> Any:
+    def enter(node: ir.Node) -> Any:
         if not _reads(node, whole):
             return None
         _, at, of = ir.region_parts(node)
@@ -76,7 +76,7 @@ def _from_source(stmt: ir.Stmt, whole: ir.Buffer, source: ir.Call) -> ir.Stmt:
     return tir.rewrite(stmt, enter=enter)
 
 
-def _reads(node: Any, whole: ir.Buffer) -> bool:
+def _reads(node: ir.Node, whole: ir.Buffer) -> bool:
     """Whether a node is an element or a region of a tensor."""
     load = ir.loaded_element(node) if ir.op_name(node) == tl.REGION else node
     return isinstance(load, ir.BufferLoad) and load.buffer.data.same_as(whole.data)

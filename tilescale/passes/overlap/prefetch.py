@@ -179,7 +179,7 @@ def _rewritten(found: _PrefetchedGather) -> ir.PrimFunc:
 def _simplified(stmt: ir.Stmt) -> ir.Stmt:
     """A statement whose indices are as short as they can be."""
 
-    def leave(node: Any) -> Any:
+    def leave(node: ir.Node) -> Any:
         if isinstance(node, ir.BufferLoad):
             return ir.BufferLoad(node.buffer, [ir.simplify(index, {}) for index in node.indices])
         return None
@@ -213,7 +213,7 @@ def _reading(part: Part, whole: ir.Buffer, buffers: ir.Buffer, place: ir.PrimExp
     if isinstance(part, Control):
         return Control(part.stmt, tuple(_reading(inner, whole, buffers, place) for inner in part.parts))
 
-    def leave(node: Any) -> Any:
+    def leave(node: ir.Node) -> Any:
         if isinstance(node, ir.BufferLoad) and node.buffer.data.same_as(whole.data):
             return ir.BufferLoad(buffers, [place, *node.indices])
         load = ir.loaded_element(node) if ir.op_name(node) == tl.REGION else None

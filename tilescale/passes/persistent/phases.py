@@ -203,7 +203,7 @@ def _check_names(launches: Sequence[Launch]) -> None:
 def _without_block_order(stmt: ir.Stmt) -> ir.Stmt:
     """A phase whose blocks have their indices in order: tasks are placed anyway."""
 
-    def leave(node: Any) -> Any:
+    def leave(node: ir.Node) -> Any:
         return node.body if isinstance(node, ir.AttrStmt) and str(node.attr_key) == tir.BLOCK_ORDER else None
 
     return tir.rewrite(stmt, leave=leave)

@@ -172,13 +172,13 @@ class Ring:
         iterations = 0 if loop is None else loop.index * self.loops[loop].each
         stage = load % self.stages
 
-        def enter(node: Any) -> Any:
+        def enter(node: ir.Node) -> Any:
             if node.same_as(stream.load):
                 wait = tir.call(tl.WAIT_BARRIER_PARITY, ir.BufferLoad(self.full, [stage]), load // self.stages % 2)
                 return tir.evaluate(wait)
             return None
 
-        def leave(node: Any) -> Any:
+        def leave(node: ir.Node) -> Any:
             if isinstance(node, ir.BufferLoad) and node.buffer.data.same_as(stream.tile.data):
                 return ir.BufferLoad(self.ring, [stage, *node.indices])
             if tiles.is_region(node) and tiles.first_element(node).buffer.same_as(self.ring):

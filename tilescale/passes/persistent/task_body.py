@@ -133,6 +133,6 @@ def _flags(counter: Counter, loop: Loop | None) -> ir.Buffer:
     return tir.local_buffer(counter.name, shape, "int32", "global")
 
 
-def _has_a_value(node: Any) -> bool:
+def _has_a_value(node: ir.Node) -> bool:
     """Whether a loop or binding names a number, not a view of memory."""
     return not (isinstance(node, ir.Bind) and isinstance(operation(node.value), TileView))

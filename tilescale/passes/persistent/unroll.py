@@ -80,7 +80,7 @@ def _of_own(value: Any, own: Mapping[ir.Var, ir.Buffer]) -> Any:
 def _of_tiles(part: Part, own: Mapping[ir.Var, ir.Buffer]) -> Part:
     """A part with other tiles, by the data of those that it has."""
 
-    def leave(node: Any) -> Any:
+    def leave(node: ir.Node) -> Any:
         if isinstance(node, ir.BufferLoad) and node.buffer.data in own:
             return ir.BufferLoad(own[node.buffer.data], node.indices)
         if isinstance(node, ir.BufferStore) and node.buffer.data in own:
@@ -107,7 +107,7 @@ def _substituted(part: Part, mapping: dict[ir.Var, ir.PrimExpr]) -> Part:
 def _renamed(stmt: ir.Stmt, mapping: dict[ir.Var, ir.PrimExpr]) -> ir.Stmt:
     """Statements that bind the new names."""
 
-    def leave(node: Any) -> ir.Stmt | None:
+    def leave(node: ir.Node) -> ir.Stmt | None:
         name = mapping.get(node.var) if isinstance(node, ir.Bind) else None
         return tir.at(ir.Bind(name, node.value), node) if isinstance(name, ir.Var) else None
 

@@ -8,7 +8,6 @@ the stream reaches them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
@@ -29,7 +28,7 @@ class HostValue:
         if self._reads:
             context.reads_at = where
 
-    def _read(self, node: Any) -> ir.Var | None:
+    def _read(self, node: ir.Node) -> ir.Var | None:
         if not isinstance(node, ir.BufferLoad):
             return None
         var = ir.Var(f"{node.buffer.name}_element", str(node.dtype))

@@ -85,7 +85,7 @@ class CountingBarrier:
             self.generation += 1
         return ticket
 
-    def wait(self, ticket: int, what: str, expected: int, frame: Frame, where: Any) -> None:
+    def wait(self, ticket: int, what: str, expected: int, frame: Frame, where: Location | None) -> None:
         """Block until the generation of `ticket` is over."""
         frame.run.scheduler.block(
             Wait(lambda: self.generation > ticket, what, lambda: f"{self.arrived} of {expected} threads", where)
@@ -100,7 +100,7 @@ class Participants:
     threads: int
     barrier: CountingBarrier = field(default_factory=CountingBarrier)
 
-    def sync(self, frame: Frame, where: Any) -> None:
+    def sync(self, frame: Frame, where: Location | None) -> None:
         """All threads arrive; those of one coroutine run in lockstep anyway."""
         mine = frame.threads if frame.own is None else int(np.count_nonzero(frame.own))
         if mine < self.threads:

@@ -14,14 +14,14 @@ from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.scheduler import TaskGroup
 from tilescale.backends.emulator.execute.tasks import Task, Wait
 from tilescale.backends.emulator.execute.units import Unit
-from tilescale.errors import PeerOutOfRangeError
+from tilescale.errors import Location, PeerOutOfRangeError
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.emulation import Recorder
     from tilescale.backends.emulator.execute.grid import Grid
 
 
-def run_together(frame: Frame, body: Callable[[Frame], Any], frames: list[Frame], where: Any) -> None:
+def run_together(frame: Frame, body: Callable[[Frame], Any], frames: list[Frame], where: Location | None) -> None:
     """Run `body` on every frame as a coroutine of its own; return when all have ended."""
     if len(frames) == 1:
         body(frames[0])
@@ -50,7 +50,7 @@ class Cluster:
             for program in self.programs:
                 program.bind(self.unit.storage)
 
-    def execute(self, body: Callable[[Frame], Any], frame: Frame, bound: list[int], where: Any) -> None:
+    def execute(self, body: Callable[[Frame], Any], frame: Frame, bound: list[int], where: Location | None) -> None:
         """All programs of the cluster arrive; then the body, which binds `bound`, runs once for all of them."""
         run, ticket = frame.run, self.round
         arrival, departure = (self, "arrives", ticket), (self, "leaves", ticket)
@@ -86,7 +86,7 @@ class Cluster:
         yield
         recorder.divides()
 
-    def fork(self, body: Callable[[Frame], Any], frame: Frame, where: Any) -> None:
+    def fork(self, body: Callable[[Frame], Any], frame: Frame, where: Location | None) -> None:
         """Run `body` in each program, inside a region that the cluster executes as one unit."""
         sides = []
         for program in self.programs:

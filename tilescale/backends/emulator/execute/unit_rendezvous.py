@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.tasks import Wait
 from tilescale.backends.emulator.execute.units import Unit
-from tilescale.errors import RankMismatchError
+from tilescale.errors import Location, RankMismatchError
 
 
 class Moves(NamedTuple):
@@ -31,7 +31,7 @@ def rendezvous(
     frame: Frame,
     level: str,
     name: str,
-    where: Any,
+    where: Location | None,
     payload: Any,
     finish: Callable[[list], tuple[int, ...] | None],
     moves: Moves = BARRIER,
@@ -91,7 +91,7 @@ class Rendezvous:
         parts: bytes from each unit to each, row-major, where they are not equal; known when all have arrived.
     """
 
-    def __init__(self, member: Unit, name: str, where: Any, first: Unit):
+    def __init__(self, member: Unit, name: str, where: Location | None, first: Unit):
         self.member, self.size = member, member.siblings
         self.name, self.where, self.first = name, where, first
         self.payloads: dict[int, Any] = {}

@@ -25,6 +25,7 @@ from tilescale.backends.emulator.execute.tasks import Task, Wait
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.registry import statement
+from tilescale.errors import Location
 from tilescale.program.model import location
 
 
@@ -60,7 +61,7 @@ class _Branch:
     then: Closure
     otherwise: Closure | None
     together: bool
-    where: Any
+    where: Location | None
 
     def run(self, frame: Frame) -> Any:
         taken = self.condition(frame)
@@ -120,7 +121,7 @@ class _Parting:
     the wait is satisfied already. Before a side with a barrier all earlier ones have ended.
     """
 
-    def __init__(self, frame: Frame, sides: list[_Side], where: Any, in_turn: bool = False):
+    def __init__(self, frame: Frame, sides: list[_Side], where: Location | None, in_turn: bool = False):
         self._frame, self._sides, self._in_turn = frame, sides, in_turn
         self._run, self._scheduler = frame.run, frame.run.scheduler
         self._group = TaskGroup(self._scheduler, "its threads", where)

@@ -27,7 +27,7 @@ def is_step(stmt: ir.Stmt) -> bool:
 def interruptible(closure: Closure, signals: bool) -> Closure:
     """`closure`, followed by a point where the scheduler may switch tasks."""
 
-    def run(frame: Any) -> Any:
+    def run(frame: Frame) -> Any:
         left = closure(frame)
         frame.run.scheduler.preempt(signals)
         return left
@@ -38,7 +38,7 @@ def interruptible(closure: Closure, signals: bool) -> Closure:
 def synchronizing(closure: Closure | None) -> Closure:
     """`closure`, if any, followed by the event that the threads executing it pass a barrier."""
 
-    def run(frame: Any) -> Any:
+    def run(frame: Frame) -> Any:
         left = closure(frame) if closure is not None else None
         frame.run.synchronizes(frame)
         return left
@@ -49,7 +49,7 @@ def synchronizing(closure: Closure | None) -> Closure:
 def located(closure: Closure, where: Location | None) -> Closure:
     """`closure` that adds its statement's line to errors without one."""
 
-    def run(frame: Any) -> Any:
+    def run(frame: Frame) -> Any:
         try:
             return closure(frame)
         except TileScaleError as error:

@@ -191,7 +191,7 @@ class Compiler(Symbols):
 
     # -- expressions and statements ------------------------------------------------------------------------------------
 
-    def expr(self, expr: Any) -> Closure:
+    def expr(self, expr: ir.PrimExpr | float) -> Closure:
         """The closure of an expression.
 
         Raises:
@@ -260,7 +260,7 @@ class Compiler(Symbols):
     def is_collective(self, stmt: ir.Stmt) -> bool:
         """Whether threads execute a part of `stmt` together, so that a subset of them needs its own coroutine."""
 
-        def together(node: Any) -> bool:
+        def together(node: ir.Node) -> bool:
             if isinstance(node, ir.For) and node.kind == ir.ForKind.PARALLEL:
                 return True
             return isinstance(node, ir.Evaluate) and ir.op_name(node.value) in TOGETHER

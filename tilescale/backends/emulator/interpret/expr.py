@@ -18,7 +18,7 @@ from tilescale.backends.emulator.numerics import BINARY, INTRINSICS, convert, nu
 from tilescale.errors import UnsupportedError
 
 
-def value_dtype(expr: Any) -> np.dtype:
+def value_dtype(expr: ir.PrimExpr) -> np.dtype:
     """The numpy type of an expression's value."""
     return numpy_dtype(str(expr.dtype))
 
@@ -53,7 +53,7 @@ def _variable(compiler: Compiler, expr: ir.Var) -> Closure:
     ir.Add, ir.Sub, ir.Mul, ir.Div, ir.Mod, ir.FloorDiv, ir.FloorMod, ir.Min, ir.Max,
     ir.EQ, ir.NE, ir.LT, ir.LE, ir.GT, ir.GE,
 )  # fmt: skip
-def _binary(compiler: Compiler, expr: Any) -> Closure:
+def _binary(compiler: Compiler, expr: ir.PrimExpr) -> Closure:
     function = BINARY[type(expr).__name__]
     left, right = compiler.expr(expr.a), compiler.expr(expr.b)
     dtype = value_dtype(expr)
@@ -61,7 +61,7 @@ def _binary(compiler: Compiler, expr: Any) -> Closure:
 
 
 @expression(ir.And, ir.Or)
-def _logical(compiler: Compiler, expr: Any) -> Closure:
+def _logical(compiler: Compiler, expr: ir.PrimExpr) -> Closure:
     """Short-circuit: the right side is evaluated only where the left one does not decide, as bounds checks require."""
     left, right = compiler.expr(expr.a), compiler.expr(expr.b)
     stops = isinstance(expr, ir.Or)
@@ -93,7 +93,9 @@ def _select(compiler: Compiler, expr: ir.Select) -> Closure:
     return choose(compiler, expr.condition, expr.true_value, expr.false_value, value_dtype(expr))
 
 
-def choose(compiler: Compiler, condition: Any, then: Any, otherwise: Any, dtype: np.dtype) -> Closure:
+def choose(
+    compiler: Compiler, condition: ir.PrimExpr, then: ir.PrimExpr, otherwise: ir.PrimExpr, dtype: np.dtype
+) -> Closure:
     """One of two values by a condition; each side is evaluated only where it is selected."""
     test, left, right = compiler.expr(condition), compiler.expr(then), compiler.expr(otherwise)
 

@@ -8,7 +8,6 @@ program's index selects the elements, as in `Y[bx * 32 + i, j]` with `i < 32`.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 from tilelang_core import ir, tl
 from tilescale.backends.emulator.interpret.symbols import Symbols
@@ -53,7 +52,7 @@ def are_independent(symbols: Symbols, launch: Launch, phase: GridPhase) -> bool:
     )
 
 
-def is_barrier(node: Any) -> bool:
+def is_barrier(node: ir.Node) -> bool:
     """Whether a node is a barrier of all threads of a program."""
     return ir.op_name(node) == tl.STORAGE_SYNC and ir.is_for_all(node)
 

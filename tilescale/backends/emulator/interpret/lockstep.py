@@ -144,7 +144,7 @@ class _Rewriter:
         buffers = (*self.stacked.values(), *self.common.values())
         return Lockstep(stmt, self.axis, self.first, self.programs, most, buffers)
 
-    def _is_strange(self, node: Any) -> bool:
+    def _is_strange(self, node: ir.Node) -> bool:
         """Whether a node is a view of a tile, a vector, a loop of unknown length, or depends on data in its place."""
         if isinstance(node, ir.BufferLoad | ir.BufferStore):
             home, form = self.homes.get(node.buffer.data), (str(node.buffer.shape), node.buffer.dtype)
@@ -176,11 +176,11 @@ class _Rewriter:
         for inner in ir.children(stmt):
             self._look(inner, differs)
 
-    def _differs(self, node: Any) -> bool:
+    def _differs(self, node: ir.Node) -> bool:
         """Whether a statement or expression differs between threads."""
         own = self.threads | self.apart
 
-        def differs(node: Any) -> bool:
+        def differs(node: ir.Node) -> bool:
             var = node.buffer.data if isinstance(node, ir.BufferLoad | ir.BufferStore) else node
             return isinstance(var, ir.Var) and var in own
 
@@ -320,7 +320,7 @@ class _Rewriter:
         values = {var: ir.BufferLoad(buffer, [ZERO]) for var, buffer in self.values.items()}
         named = ir.substitute(stmt, {self.launch.programs[self.axis]: self.first + lane, **names, **values})
 
-        def leave(node: Any) -> Any:
+        def leave(node: ir.Node) -> Any:
             if not isinstance(node, ir.BufferLoad | ir.BufferStore) or node.buffer.data not in self.homes:
                 return None
             own = threads if node.buffer.data in self.apart else []
@@ -332,14 +332,14 @@ class _Rewriter:
         space = [self.programs, *map(ir.int_node, extents[: len(threads)])]
         return tir.at(tir.parallel([lane, *threads], space, tir.rewrite(named, leave=leave)), like=stmt)
 
-    def _acts(self, node: Any) -> bool:
+    def _acts(self, node: ir.Node) -> bool:
         """Whether a node does more than compute and store elements, or update them."""
         name = ir.op_name(node)
         if isinstance(node, ir.Evaluate):
             return ir.op_name(node.value) not in _ATOMICS or Atomic.of(node.value).order != 0
         return isinstance(node, ir.Call) and name not in INTRINSICS and name not in (*_CALLS, *_ATOMICS)
 
-    def _stores_privately(self, node: Any) -> bool:
+    def _stores_privately(self, node: ir.Node) -> bool:
         return isinstance(node, ir.BufferStore) and self._is_private(node.buffer)
 
     def _tiles(self, buffer: ir.Buffer) -> ir.Buffer:
@@ -370,12 +370,12 @@ def _zeroed(buffer: ir.Buffer) -> ir.Stmt:
     return tir.parallel(loops, buffer.shape, ir.BufferStore(buffer, ir.Cast(buffer.dtype, ZERO), loops))
 
 
-def _is_shared_out(node: Any) -> bool:
+def _is_shared_out(node: ir.Node) -> bool:
     """Whether threads execute a node together."""
     if isinstance(node, ir.For):
         return node.kind == ir.ForKind.PARALLEL
     return isinstance(node, ir.Evaluate) and ir.op_name(node.value) not in _ATOMICS
 
 
-def _loads(node: Any) -> bool:
+def _loads(node: ir.Node) -> bool:
     return isinstance(node, ir.BufferLoad | ir.Call)

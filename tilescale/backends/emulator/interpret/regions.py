@@ -67,7 +67,7 @@ def _constants(numbers: Sequence[Any]) -> tuple[int, ...] | None:
 class Region:
     """A rectangular part of a buffer, the argument of a tile operation."""
 
-    def __init__(self, compiler: Compiler, region: Any):
+    def __init__(self, compiler: Compiler, region: ir.Call | ir.BufferLoad):
         buffer, begins, extents = ir.region_parts(region)
         self.home = Home(compiler, buffer, of_tile=True)
         begins, extents = [*begins, *(0 for _ in self.home.lanes)], [*extents, *self.home.lanes]

@@ -48,7 +48,7 @@ def _bound_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
     """Slots of the variables that a statement binds."""
     found: list[int] = []
 
-    def visit(node: Any) -> None:
+    def visit(node: ir.Node) -> None:
         if isinstance(node, ir.For):
             found.append(compiler.slot(node.loop_var))
         elif isinstance(node, ir.Bind):
@@ -59,7 +59,7 @@ def _bound_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
 
 
 def _works_on_tiles(stmt: ir.Stmt) -> bool:
-    def tile_operation(node: Any) -> bool:
+    def tile_operation(node: ir.Node) -> bool:
         name = ir.op_name(node) or ""
         return name.startswith(tl.TILE_OPERATIONS) or name in ALL_OPS - {RANK.name}
 
@@ -120,7 +120,7 @@ def _version(compiler: Compiler, slot: int, unit: Unit) -> int:
 def _replicas_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
     found: set[int] = set()
 
-    def visit(node: Any) -> None:
+    def visit(node: ir.Node) -> None:
         view = operation(node)
         if isinstance(view, TileView) and view.layout.is_replica:
             found.add(compiler.slot(view.base.data))

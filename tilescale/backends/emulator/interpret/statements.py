@@ -57,7 +57,7 @@ def _attribute(compiler: Compiler, stmt: ir.AttrStmt) -> Closure:
 
 
 @statement(ir.DeclBuffer, ir.AllocBuffer)
-def _declare(compiler: Compiler, stmt: Any) -> Closure:
+def _declare(compiler: Compiler, stmt: ir.Stmt) -> Closure:
     raise UnsupportedError(f"the emulator does not run buffer declarations inside a kernel: {stmt.buffer.name}")
 
 
@@ -248,11 +248,11 @@ def _while(compiler: Compiler, stmt: ir.While) -> Closure:
     return run
 
 
-def _reads_shared_memory(node: Any) -> bool:
+def _reads_shared_memory(node: ir.Node) -> bool:
     return isinstance(node, ir.BufferLoad) and not node.buffer.scope().startswith("local")
 
 
-def _is_break(node: Any) -> bool:
+def _is_break(node: ir.Node) -> bool:
     return isinstance(node, ir.Evaluate) and ir.op_name(node.value) in _BREAKS
 
 

@@ -101,10 +101,10 @@ class Symbols:
         for name in ("reducer_info", "reducer_info_v2"):
             self._reducers.update((self.slot(data), str(info["op"])) for data, info in notes.get(name, {}).items())
 
-    def differs_between_threads(self, expr: Any) -> bool:
+    def differs_between_threads(self, expr: ir.PrimExpr) -> bool:
         """Whether the value of an expression may differ between threads of a program."""
 
-        def lane(node: Any) -> bool:
+        def lane(node: ir.Node) -> bool:
             if ir.op_name(node) == RANK.name:
                 return self.machine.level(Rank.of(node).level).kind == "thread_group"
             return isinstance(node, ir.Var) and node in self._thread_variables
@@ -178,7 +178,7 @@ class Symbols:
 
     # -- buffers -------------------------------------------------------------------------------------------------------
 
-    def reaches_flags(self, node: Any) -> bool:
+    def reaches_flags(self, node: ir.Node) -> bool:
         """Whether a node is an access to flags."""
         return hasattr(node, "buffer") and self.root(self.slot(node.buffer.data)) in self.flags
 

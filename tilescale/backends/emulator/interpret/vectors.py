@@ -32,12 +32,12 @@ from tilescale.backends.emulator.numerics import (
 from tilescale.errors import UnsupportedError
 
 
-def is_of_vectors(expr: Any) -> bool:
+def is_of_vectors(expr: ir.PrimExpr) -> bool:
     """Whether an expression has more than one lane."""
     return lanes_of(str(expr.dtype)) > 1
 
 
-def vector(compiler: Compiler, expr: Any, count: int | None = None) -> Closure:
+def vector(compiler: Compiler, expr: ir.PrimExpr, count: int | None = None) -> Closure:
     """The closure of an expression as a tuple of its lanes; of a scalar one, `count` times its value.
 
     Raises:
@@ -52,7 +52,7 @@ def vector(compiler: Compiler, expr: Any, count: int | None = None) -> Closure:
     return rule(compiler, expr)
 
 
-def element_dtype(expr: Any) -> np.dtype:
+def element_dtype(expr: ir.PrimExpr) -> np.dtype:
     """The numpy type of one lane."""
     return numpy_dtype(element_type(str(expr.dtype)))
 
@@ -111,7 +111,7 @@ def _shuffle(compiler: Compiler, expr: ir.Shuffle) -> Closure:
     return run
 
 
-def _elementwise(compiler: Compiler, expr: Any) -> Closure:
+def _elementwise(compiler: Compiler, expr: ir.PrimExpr) -> Closure:
     count = lanes_of(str(expr.dtype))
     function, dtype = BINARY[type(expr).__name__], element_dtype(expr)
     left, right = vector(compiler, expr.a, count), vector(compiler, expr.b, count)
@@ -127,7 +127,9 @@ def _select(compiler: Compiler, expr: ir.Select) -> Closure:
     return _choose(compiler, expr, expr.condition, expr.true_value, expr.false_value)
 
 
-def _choose(compiler: Compiler, expr: Any, condition: Any, then: Any, otherwise: Any) -> Closure:
+def _choose(
+    compiler: Compiler, expr: ir.PrimExpr, condition: ir.PrimExpr, then: ir.PrimExpr, otherwise: ir.PrimExpr
+) -> Closure:
     """One of two vectors by a scalar condition, where only the selected side is evaluated, or lane by lane."""
     count, dtype = lanes_of(str(expr.dtype)), element_dtype(expr)
     test = vector(compiler, condition)
@@ -178,7 +180,7 @@ _RULES: dict[type, Callable[[Compiler, Any], Closure]] = {
 }
 
 
-def kept(compiler: Compiler, expr: Any) -> Closure:
+def kept(compiler: Compiler, expr: ir.PrimExpr) -> Closure:
     """The closure of a vector that outlives the statement: no lane is a view of memory."""
     values = vector(compiler, expr)
     return lambda frame: tuple(v.copy() if is_vector(v) and v.base is not None else v for v in values(frame))

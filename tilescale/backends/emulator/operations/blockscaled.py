@@ -8,8 +8,6 @@ row m is in lane m % 32, column m // 32. `tcgen05.cp.warpx4` copies transposed w
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tilelang_core import ir, tl
@@ -71,7 +69,7 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 class _Scales:
-    def __init__(self, compiler: Compiler, region: Any, granularity: int):
+    def __init__(self, compiler: Compiler, region: ir.Call, granularity: int):
         self.region, self.granularity = Region(compiler, region), granularity
         self.in_tensor_memory = self.region.home.buffer.scope() == ir.TENSOR_MEMORY
         self.dtype = numerics.numpy_dtype("float8_e4m3fn" if granularity == _NVF4_BLOCK else "float8_e8m0fnu")

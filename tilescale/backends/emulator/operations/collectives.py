@@ -26,7 +26,7 @@ from tilescale.collectives import TENSORS, TILES, Algorithm, RoundSchedule, reco
 from tilescale.collectives.estimate import shape_of
 from tilescale.collectives.request import wanted_of
 from tilescale.collectives.select import everything, moved, refusal
-from tilescale.errors import RankMismatchError
+from tilescale.errors import Location, RankMismatchError
 from tilescale.program import ops
 from tilescale.program.norm import (
     GROUP,
@@ -155,7 +155,7 @@ def _collective(
     return run
 
 
-def _check_shapes(payloads: list, name: str, where: Any) -> None:
+def _check_shapes(payloads: list, name: str, where: Location | None) -> None:
     first = [v.shape for v in payloads[0][0]]
     for rank, (values, _) in enumerate(payloads):
         if [v.shape for v in values] != first:

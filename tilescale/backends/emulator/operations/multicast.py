@@ -56,5 +56,5 @@ def _of_indices(compiler: Compiler, source: Any) -> Region:
     return Region(compiler, rewrite.region(buffer, begins, extents, "r"))
 
 
-def _is_other(node: Any) -> bool:
+def _is_other(node: ir.Node) -> bool:
     return isinstance(node, ir.BufferLoad) or str(ir.op_name(node)).startswith("tl.")

@@ -81,13 +81,13 @@ def equivalence(compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Equivalenc
     )
 
 
-def _rank_of(compiler: Compiler, node: Any) -> str | None:
+def _rank_of(compiler: Compiler, node: ir.Node) -> str | None:
     """The kind of level whose ranks a node reads."""
     rank = operation(node)
     return compiler.machine.level(rank.level).kind if isinstance(rank, Rank) else None
 
 
-def _reaches_out(compiler: Compiler, node: Any) -> bool:
+def _reaches_out(compiler: Compiler, node: ir.Node) -> bool:
     """Whether a node may synchronize with other programs, or access their memory."""
     if isinstance(node, ir.While) or compiler.reaches_flags(node):
         return True
@@ -148,7 +148,7 @@ class _Survey:
             for var in ir.variables(expression):
                 self.deciding |= self._ranks.get(var, set())
 
-    def _operation(self, call: Any) -> None:
+    def _operation(self, call: ir.PrimExpr) -> None:
         for arg in call.args if isinstance(call, ir.Call) else [call]:
             is_tile = ir.op_name(arg) == tl.REGION or isinstance(arg, ir.BufferLoad)
             if is_tile and ir.region_parts(arg)[0].scope() == "global":
@@ -169,7 +169,7 @@ class _Survey:
         return found
 
 
-def _stores_privately(node: Any) -> bool:
+def _stores_privately(node: ir.Node) -> bool:
     return isinstance(node, ir.BufferStore) and node.buffer.scope() in PRIVATE
 
 
@@ -178,7 +178,7 @@ def _around(compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> set[ir.Var]:
     used: set[ir.Var] = set()
     bound = {*launch.programs, *(var for var, _ in launch.thread_vars)}
 
-    def visit(node: Any) -> None:
+    def visit(node: ir.Node) -> None:
         if isinstance(node, ir.Var):
             used.add(node)
             used.update(ir.variables(compiler.deferred.get(node)))

@@ -188,7 +188,7 @@ def _named_by(found: Operation | None) -> list[ir.Call]:
     return [*signalled(found), *([waits.flag] if waits is not None else [])]
 
 
-def _loads(node: Any) -> list[ir.BufferLoad]:
+def _loads(node: ir.Node) -> list[ir.BufferLoad]:
     found: list[ir.BufferLoad] = []
     ir.walk(node, lambda inner: found.append(inner) if isinstance(inner, ir.BufferLoad) else None)
     return found

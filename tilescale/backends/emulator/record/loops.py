@@ -56,7 +56,7 @@ def _loads_at_once(compiler: Compiler, stmt: ir.For) -> bool:
     return all(ir.scope_kind(a.buffer) == "fragment" for a in written) and not ir.contains(stmt.body, _is_gather)
 
 
-def _is_gather(node: Any) -> bool:
+def _is_gather(node: ir.Node) -> bool:
     return isinstance(node, ir.BufferLoad) and any(
         ir.contains(index, lambda inner: isinstance(inner, ir.BufferLoad)) for index in node.indices
     )
@@ -150,7 +150,7 @@ def _parts(compiler: Compiler, stmt: ir.For) -> int:
     groups: list[int] = []
     rows: set[Any] = set()
 
-    def visit(node: Any) -> None:
+    def visit(node: ir.Node) -> None:
         if isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE:
             level = compiler.machine.level(str(node.value.value))
             if level.kind == "thread_group":
@@ -179,7 +179,7 @@ def _ahead(recorder: Recorder, plain: Closure, depth: int) -> Closure:
     return run
 
 
-def _orders(compiler: Compiler, node: Any, stages: int) -> bool:
+def _orders(compiler: Compiler, node: ir.Node, stages: int) -> bool:
     """Whether a node orders tasks, or may leave the enclosing loop of `stages` stages.
 
     If a cluster executes the loop, its programs load ahead into several buffers, without a barrier at each load.
@@ -208,7 +208,7 @@ def _is_uniform(stmt: ir.For) -> bool:
     return _same(stmt.body, set(inner))
 
 
-def _binds(node: Any) -> bool:
+def _binds(node: ir.Node) -> bool:
     return isinstance(node, ir.Bind | ir.For)
 
 

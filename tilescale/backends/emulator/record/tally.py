@@ -68,7 +68,7 @@ def tally(stmt: ir.Stmt, axes: Mapping[ir.Var, int]) -> Tally:
     return result
 
 
-def _statement(into: Tally, stmt: Any, axes: Mapping[ir.Var, int], times: int) -> None:
+def _statement(into: Tally, stmt: ir.Stmt, axes: Mapping[ir.Var, int], times: int) -> None:
     if isinstance(stmt, ir.For):
         _many(into, ir.children(stmt), axes, times * (ir.constant(stmt.extent) or 1))
         return
@@ -89,7 +89,7 @@ def _many(into: Tally, statements: Any, axes: Mapping[ir.Var, int], times: int) 
         _statement(into, stmt, axes, times)
 
 
-def _value(into: Tally, expr: Any, axes: Mapping[ir.Var, int], times: int, absorbed: bool = False) -> None:
+def _value(into: Tally, expr: ir.PrimExpr, axes: Mapping[ir.Var, int], times: int, absorbed: bool = False) -> None:
     if isinstance(expr, ir.BufferLoad):
         _access(into, expr.buffer, expr.indices, False, axes, times)
         return
@@ -117,7 +117,7 @@ def _call(into: Tally, call: ir.Call, axes: Mapping[ir.Var, int], times: int) ->
             _value(into, part, axes, times)
 
 
-def _operands(expr: Any) -> Sequence[Any]:
+def _operands(expr: ir.PrimExpr) -> Sequence[Any]:
     if isinstance(expr, ir.Select):
         return (expr.condition, expr.true_value, expr.false_value)
     if isinstance(expr, ir.Cast):
@@ -125,7 +125,7 @@ def _operands(expr: Any) -> Sequence[Any]:
     return (expr.a,) if isinstance(expr, ir.Not) else (expr.a, expr.b)
 
 
-def _type(expr: Any) -> str:
+def _type(expr: ir.PrimExpr) -> str:
     # A comparison computes in the type of its operands.
     inner = expr.a if hasattr(expr, "a") and str(expr.dtype) == "bool" else expr
     return str(inner.dtype)

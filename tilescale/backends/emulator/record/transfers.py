@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -180,7 +180,9 @@ def _signal(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closure:
     return _tells(recorder, compiler, signal.flag, signal.value, signal.op, peer)
 
 
-def _tells(recorder: Recorder, compiler: Compiler, flag: Any, value: Any, op: str, peer: Peer | None) -> Closure:
+def _tells(
+    recorder: Recorder, compiler: Compiler, flag: ir.Call, value: ir.PrimExpr, op: str, peer: Peer | None
+) -> Closure:
     where = compiler.where
     region, amount = Region(compiler, flag), compiler.expr(value)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
@@ -127,7 +126,7 @@ def small_grid(program: Program, body: Part, target: LoweringTarget) -> GridPhas
     finer = {level.name for level in machine.levels if level.kind == "thread_group"}
     waits = ir.contains(phase.stmt, lambda node: ir.op_name(node) == ops.WAIT.name)
 
-    def has_producer(node: Any) -> bool:
+    def has_producer(node: ir.Node) -> bool:
         if not _is_pipelined(node):
             return False
         works_alone = not waits and not ir.contains(node, lambda n: ir.op_name(n) == ops.COPY.name)
@@ -137,11 +136,11 @@ def small_grid(program: Program, body: Part, target: LoweringTarget) -> GridPhas
     return phase if is_small else None
 
 
-def _is_pipelined(node: Any) -> bool:
+def _is_pipelined(node: ir.Node) -> bool:
     return isinstance(node, ir.For) and "num_stages" in node.annotations
 
 
-def _level_of_scale(node: Any) -> str | None:
+def _level_of_scale(node: ir.Node) -> str | None:
     is_scale = isinstance(node, ir.AttrStmt) and str(node.attr_key) == ops.SCALE
     return str(node.value.value) if is_scale else None
 
@@ -207,7 +206,7 @@ def _until_remote(stage: DeviceStage, body: ir.Stmt) -> tuple[list[ir.Stmt], lis
         and (isinstance(argument, arg.PeerInstances) or isinstance(argument, arg.KernelWorkspace) and argument.peers)
     }
 
-    def is_remote(node: Any) -> bool:
+    def is_remote(node: ir.Node) -> bool:
         touched = node.buffer.data in far if isinstance(node, ir.BufferLoad | ir.BufferStore) else False
         return touched or tir.is_extern(node)
 

@@ -114,11 +114,11 @@ class DeviceStage(Signature):
         """A statement, lowered."""
         return tir.rewrite(stmt, enter=self._enter, leave=self._leave)
 
-    def expr(self, expr: Any) -> Any:
+    def expr(self, expr: ir.PrimExpr) -> ir.PrimExpr:
         """An expression, lowered."""
         return tir.rewrite(tir.evaluate(expr), leave=self._leave).value if isinstance(expr, ir.PrimExpr) else expr
 
-    def _enter(self, node: Any) -> Any:
+    def _enter(self, node: ir.Node) -> Any:
         if isinstance(node, ir.Stmt):
             self.where = location(node) or self.where
         if isinstance(node, ir.AttrStmt):
@@ -208,7 +208,7 @@ class DeviceStage(Signature):
         """A collective of one unit, which has everything already."""
         return tir.sequence([]) if made.is_in_place else self.stmt(tir.tile_call("copy", made.source, made.target))
 
-    def _leave(self, node: Any) -> Any:
+    def _leave(self, node: ir.Node) -> Any:
         if isinstance(node, ir.Var) and node in self.phase.sizes:
             return self.phase.sizes[node]
         if isinstance(node, ir.Var) and node in self._scalars:
@@ -223,7 +223,7 @@ class DeviceStage(Signature):
             return _decided_once(node)
         return None
 
-    def _on_local(self, node: Any) -> Any:
+    def _on_local(self, node: ir.Node) -> Any:
         if self.is_parameter(node.buffer):
             return None
         buffer = self.local(node.buffer.data)

@@ -66,7 +66,7 @@ def stored(tile: ir.Call, space: ir.Buffer, begins: Sequence[Any], extents: Sequ
     return tir.tile_call("copy", tile, tir.region(space, begins, extents, "w"), disable_tma=True)
 
 
-def when(condition: Any, body: ir.Stmt) -> ir.Stmt:
+def when(condition: ir.PrimExpr, body: ir.Stmt) -> ir.Stmt:
     """A statement that is executed if a comparison holds."""
     return ir.IfThenElse(condition.asobject() if hasattr(condition, "asobject") else condition, body, None)
 

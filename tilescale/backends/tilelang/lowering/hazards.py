@@ -218,14 +218,14 @@ class _Hazards:
             return stmt, state
         return tir.at(ir.IfThenElse(stmt.condition, then_case, else_case), stmt), state
 
-    def _tells_apart(self, condition: Any) -> bool:
-        def differs(node: Any) -> bool:
+    def _tells_apart(self, condition: ir.PrimExpr) -> bool:
+        def differs(node: ir.Node) -> bool:
             is_held = isinstance(node, ir.BufferLoad) and ir.scope_kind(node.buffer) == "fragment"
             return is_held and node.buffer.scope() != ir.VARIABLE or ir.op_name(node) == tl.ELECT
 
         return self.names.tell_apart(condition) or ir.contains(condition, differs)
 
-    def _loop(self, stmt: Any, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
+    def _loop(self, stmt: ir.Stmt, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
         """A loop, not pipelined if its loads may not be issued ahead."""
         if not is_pipelined(stmt):
             return self._turns(stmt, state, at)
@@ -237,7 +237,7 @@ class _Hazards:
                 raise
             return self._turns(tir.at(in_order(stmt, stmt.body), stmt), state, at)
 
-    def _turns(self, stmt: Any, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
+    def _turns(self, stmt: ir.Stmt, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
         """Order a loop: its body follows the statements before the loop, and its own previous iteration."""
         head = [stmt.condition] if isinstance(stmt, ir.While) else [stmt.min, stmt.extent]
         read = self.touches.read(head, stmt, at.by, at.depth + 1, at.thread)
@@ -430,7 +430,7 @@ def _synchronizes(stmt: ir.Stmt) -> bool:
     return ir.contains(stmt, lambda node: ir.op_name(node) in (SYNC.name, tl.STORAGE_SYNC))
 
 
-def _with_body(stmt: Any, body: ir.Stmt) -> ir.Stmt:
+def _with_body(stmt: ir.Stmt, body: ir.Stmt) -> ir.Stmt:
     if isinstance(stmt, ir.For):
         return tir.relooped(stmt, body=body)
     if isinstance(stmt, ir.While):

@@ -34,12 +34,12 @@ def carried(stmt: ir.Stmt, target: LoweringTarget, where: Location | None) -> ir
     if target.group_size == target.devices:
         return stmt
 
-    def enter(node: Any) -> None:
+    def enter(node: ir.Node) -> None:
         nonlocal at
         if isinstance(node, ir.Stmt):
             at = location(node) or at
 
-    def leave(node: Any) -> Any:
+    def leave(node: ir.Node) -> Any:
         if not isinstance(node, ir.Call) or ir.op_name(node) not in CARRIED:
             return None
         level = ir.attribute(node, "level")

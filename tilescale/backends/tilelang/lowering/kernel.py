@@ -119,7 +119,7 @@ def _ordered(body: ir.Stmt) -> ir.Stmt:
     """
     orders: list[ir.AttrStmt] = []
 
-    def leave(node: Any) -> Any:
+    def leave(node: ir.Node) -> Any:
         if not isinstance(node, ir.AttrStmt) or str(node.attr_key) != tir.BLOCK_ORDER:
             return None
         orders.append(node)

@@ -35,7 +35,7 @@ BY_PRODUCER_FUNCTION = "tilescale::wait_by_producer"
 """The device function of such a wait."""
 
 
-def is_gate(node: Any) -> bool:
+def is_gate(node: ir.Node) -> bool:
     """Whether a node is a lowered wait of the producer."""
     return (tir.extern_name(node) or "").startswith(f"{BY_PRODUCER_FUNCTION}<")
 
@@ -64,7 +64,7 @@ LOADER = "tilescale.loader"
 """AttrStmt key: the producer executes the statements inside (role_graph/split.py)."""
 
 
-def by_nvshmem(node: Any) -> bool:
+def by_nvshmem(node: ir.Node) -> bool:
     """Whether NVSHMEM executes an operation: it is marked, or a copy that requests it."""
     name = ir.op_name(node)
     if name not in CARRIED:
@@ -101,7 +101,7 @@ def loading(stmt: ir.Stmt) -> ir.Stmt:
     return ir.AttrStmt(ir.StringImm(LOADER), LOADER, ir.StringImm(LOADER), stmt)
 
 
-def is_loading(stmt: Any) -> bool:
+def is_loading(stmt: ir.Stmt) -> bool:
     """Whether a statement is one of the producer."""
     return isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == LOADER
 
@@ -121,7 +121,7 @@ def by_thread(stmt: ir.Stmt) -> ir.Stmt:
 
 
 def _marked(stmt: ir.Stmt, mark: str, names: Collection[str]) -> ir.Stmt:
-    def leave(node: Any) -> Any:
+    def leave(node: ir.Node) -> Any:
         if ir.op_name(node) not in names:
             return None
         said = {**dict(node.annotations), mark: ir.IntImm("int32", 1)}
@@ -135,7 +135,7 @@ def grid_wait() -> ir.Stmt:
     return tir.evaluate(tir.call(tl.WAIT_FOR_KERNEL_BEFORE, dtype="void"))
 
 
-def is_grid_wait(stmt: Any) -> bool:
+def is_grid_wait(stmt: ir.Stmt) -> bool:
     """Whether `stmt` is a wait for the preceding grid."""
     return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.WAIT_FOR_KERNEL_BEFORE
 

@@ -36,7 +36,7 @@ class MessageStep(HostStep):
     ranks: tuple[tuple[ir.Var, str], ...] = ()
 
 
-def level_of(node: Any) -> str | None:
+def level_of(node: ir.Node) -> str | None:
     """The level between whose units a copy or signal goes; None for another node, or a local signal."""
     if ir.op_name(node) == ops.COPY.name:
         return ir.attribute(node, "level")
@@ -78,7 +78,7 @@ class PlanContext:
         return MessageStep(ir.Evaluate(told), impl, where, under, tuple(ranks.items()))
 
 
-def _inlined(expr: Any, bound: dict[ir.Var, ir.Bind]) -> Any:
+def _inlined(expr: ir.PrimExpr, bound: dict[ir.Var, ir.Bind]) -> Any:
     """An expression with only ranks, loop variables and arguments."""
     values = {var: b.value for var, b in bound.items() if ir.op_name(b.value) != ops.RANK.name}
     while not values.keys().isdisjoint(ir.variables(expr)):
@@ -101,5 +101,5 @@ def _places(region: ir.Call) -> list[Any]:
     return [*begins, *extents]
 
 
-def _reads(expr: Any) -> bool:
+def _reads(expr: ir.PrimExpr) -> bool:
     return ir.contains(expr, lambda node: isinstance(node, ir.BufferLoad)) if isinstance(expr, ir.PrimExpr) else False

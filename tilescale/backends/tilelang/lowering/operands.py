@@ -26,7 +26,7 @@ def read_before(call: ir.Call) -> tuple[list[ir.Stmt], ir.Call]:
     """
     reads: list[ir.Stmt] = []
 
-    def settled(expr: Any) -> Any:
+    def settled(expr: ir.PrimExpr) -> ir.PrimExpr:
         if not _reads_memory(expr):
             return expr
         var = ir.Var(f"{READING[call.op.name]}_{len(reads)}", str(expr.dtype))
@@ -52,7 +52,7 @@ def _operand(arg: Any, settled: Any) -> Any:
     return settled(arg)
 
 
-def _reads_memory(expr: Any) -> bool:
+def _reads_memory(expr: ir.PrimExpr) -> bool:
     """Whether an expression has a load that may be guarded: any except that of a variable."""
     return isinstance(expr, ir.PrimExpr) and ir.contains(
         expr, lambda node: isinstance(node, ir.BufferLoad) and node.buffer.scope() != ir.VARIABLE

@@ -162,7 +162,7 @@ class Phase:
         pairs = zip(self.launch.extents, self.target.sizes, strict=True)
         return {var: ir.IntImm("int32", n) for (_, var), (_, n) in pairs if isinstance(var, ir.Var)}
 
-    def sized(self, node: Any) -> Any:
+    def sized(self, node: ir.Node) -> Any:
         """A statement or expression with numbers of units filled in for the launch."""
         return ir.substitute(node, self.sizes) if self.sizes and isinstance(node, ir.PrimExpr | ir.Stmt) else node
 

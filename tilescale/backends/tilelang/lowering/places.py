@@ -69,7 +69,7 @@ def _drawn(
     return values
 
 
-def _number(expr: Any, values: Mapping[ir.Var, int]) -> int | None:
+def _number(expr: ir.PrimExpr, values: Mapping[ir.Var, int]) -> int | None:
     return ir.constant(ir.substitute(expr, {v: ir.IntImm(str(v.dtype), n) for v, n in values.items()}))
 
 

@@ -171,7 +171,7 @@ class _Planner(DevicePhaseGrids):
                 self._check_host(node)
         return stmt
 
-    def _check_host(self, node: Any) -> None:
+    def _check_host(self, node: ir.Node) -> None:
         if isinstance(node, ir.BufferLoad) and node.buffer.scope() != "global":
             raise self.unsupported(
                 f"{node.buffer.name!r}, which lives on the chip and decides what to launch, has no CUDA lowering: "
@@ -245,10 +245,10 @@ class _Planner(DevicePhaseGrids):
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def _is_whole(self, node: Any) -> bool:
+    def _is_whole(self, node: ir.Node) -> bool:
         return _is_whole(node) or self._is_message(node)
 
-    def _is_message(self, node: Any) -> bool:
+    def _is_message(self, node: ir.Node) -> bool:
         """Whether a copy or signal goes to devices that do not share memory with this one."""
         level = level_of(node)
         return level in dict(self.target.sizes) and not by_nvshmem(node) and not share_memory(self.target, level)
@@ -351,7 +351,7 @@ def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
         yield stmt
 
 
-def _is_whole(node: Any) -> bool:
+def _is_whole(node: ir.Node) -> bool:
     """Whether a node is an operation on whole tensors, started by the host."""
     name = ir.op_name(node)
     return name in ops.COLLECTIVES or name == ops.COPY.name or name in _TILE_OPS and _on_tensors(node)

@@ -56,7 +56,7 @@ class _PollingRewrite:
     def stmt(self, stmt: ir.Stmt) -> ir.Stmt:
         return tir.rewrite(stmt, enter=self._enter)
 
-    def _enter(self, node: Any) -> ir.Stmt | None:
+    def _enter(self, node: ir.Node) -> ir.Stmt | None:
         if isinstance(node, ir.While):
             return self._while(node)
         if isinstance(node, ir.For) and node.kind == ir.ForKind.PARALLEL:
@@ -68,7 +68,7 @@ class _PollingRewrite:
                 return self._with_value(node, own)
         return self._progress(node) if isinstance(node, ir.Evaluate) else None
 
-    def _with_value(self, node: Any, own: ir.PrimExpr) -> ir.Stmt:
+    def _with_value(self, node: ir.Node, own: ir.PrimExpr) -> ir.Stmt:
         reads, value = [], self._loads(own)
         if self._is_together(node):
             held = self._variable("polled_value", str(own.dtype))
@@ -99,7 +99,7 @@ class _PollingRewrite:
         self.loop = outer
         return located(tir.sequence([begin, first, ir.While(is_on, body), *self._busy()]), node)
 
-    def _progress(self, node: Any) -> ir.Stmt | None:
+    def _progress(self, node: ir.Node) -> ir.Stmt | None:
         """A progress mark in a loop: the iteration is not idle."""
         name = str(ir.op_name(getattr(node, "value", None)))
         works = not isinstance(node, ir.Evaluate) or name in TOGETHER or name.startswith(tl.TILE_OPERATIONS)
@@ -115,7 +115,7 @@ class _PollingRewrite:
     def _loads(self, expr: ir.PrimExpr) -> ir.PrimExpr:
         return tir.rewrite(tir.evaluate(expr), leave=self._load).value
 
-    def _load(self, node: Any) -> ir.PrimExpr | None:
+    def _load(self, node: ir.Node) -> ir.PrimExpr | None:
         if not is_atomic_load(node):
             return None
         loop = [] if self.loop is None else [_first(self.loop)]
@@ -139,7 +139,7 @@ def _by_one(value: ir.PrimExpr, held: ir.Buffer) -> ir.Stmt:
     return tir.evaluate(tir.call(ops.INVOKE_ONE.name, value, result, dtype="void", annotations=annotations))
 
 
-def _waits(node: Any) -> bool:
+def _waits(node: ir.Node) -> bool:
     return is_atomic_load(node) or ir.op_name(node) in TOGETHER
 
 
@@ -156,7 +156,7 @@ def _is_in(stmt: ir.Stmt, other: ir.Stmt) -> bool:
     return not stmt.same_as(other) and any(stmt.same_as(inner) for inner in ir.statements(other))
 
 
-def _count(node: Any) -> int:
+def _count(node: ir.Node) -> int:
     found: list[None] = []
     ir.walk(node, lambda n: found.append(None) if is_atomic_load(n) else None)
     return len(found)

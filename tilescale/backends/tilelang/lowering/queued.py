@@ -283,9 +283,9 @@ def _written(program: Program) -> set[ir.Var]:
     return found
 
 
-def _signals(node: Any) -> bool:
+def _signals(node: ir.Node) -> bool:
     return bool(signalled(operation(node)))
 
 
-def _reads(expr: Any) -> bool:
+def _reads(expr: ir.PrimExpr) -> bool:
     return ir.contains(expr, lambda node: isinstance(node, ir.BufferLoad))

@@ -53,7 +53,7 @@ class SendPipelines:
         """A phase whose loops that only send have rings."""
         return tir.rewrite(stmt, enter=lambda node: self._loop(node, stmt))
 
-    def _loop(self, node: Any, phase: ir.Stmt) -> ir.Stmt | None:
+    def _loop(self, node: ir.Node, phase: ir.Stmt) -> ir.Stmt | None:
         found = _SendLoop.of(node) if isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL else None
         if found is None or not all(self.is_bulk(call) for call in found.copies):
             return None
@@ -239,7 +239,7 @@ def _sends(stmt: ir.Stmt, tile: ir.Buffer, copies: list[ir.Call]) -> int | None:
 def _in_slot(stmt: ir.Stmt, ring: ir.Buffer, slot: ir.PrimExpr) -> ir.Stmt:
     """A load or a send with its tile in a slot, without signals."""
 
-    def leave(node: Any) -> Any:
+    def leave(node: ir.Node) -> Any:
         if ir.op_name(node) == ops.COPY.name:
             copy = Copy.of(node)
             alone = tir.recall(node, [_slot_of(copy.source, ring, slot, "r"), copy.target, copy.peer])
@@ -257,7 +257,7 @@ def _slot_of(region: ir.Call, ring: ir.Buffer, slot: ir.PrimExpr, access: str) -
     return tir.region(ring, [slot, *begins], [1, *extents], access)
 
 
-def _signal_alone(node: Any) -> Any:
+def _signal_alone(node: ir.Node) -> Any:
     """The signal of a copy without the copy, with scalars substituted."""
     if isinstance(node, ir.Bind):
         return tir.sequence([])

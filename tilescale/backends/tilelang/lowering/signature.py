@@ -37,7 +37,7 @@ class Signature(Stage):
         self.reached: set[int] = set()
         self._known: dict[Argument, Any] = {}
 
-    def expr(self, expr: Any) -> Any:
+    def expr(self, expr: ir.PrimExpr) -> ir.PrimExpr:
         """An expression, lowered; the walk over statements defines it."""
         return expr
 

@@ -20,18 +20,18 @@ _DIMENSIONS = BOX_DIMENSIONS - 1
 """Dimensions of a bulk copy, except that of devices."""
 
 
-def is_pipelined(node: Any) -> bool:
+def is_pipelined(node: ir.Node) -> bool:
     """Whether a node is a pipelined loop."""
     return stages_of(node) > 0
 
 
-def orders(node: Any) -> bool:
+def orders(node: ir.Node) -> bool:
     """Whether peers may observe the order of an operation relative to others."""
     name = ir.op_name(node)
     return name in ops.ALL_OPS - {ops.RANK.name, ops.VIEW.name}
 
 
-def is_of_unit(node: Any) -> bool:
+def is_of_unit(node: ir.Node) -> bool:
     """Whether all threads of a unit synchronize for an operation, so that none of them can be a producer."""
     made = operation(node)
     return isinstance(made, AtomicAdd | InvokeOne) or isinstance(made, Wait) and not made.is_of_one_flag
@@ -45,7 +45,7 @@ def is_wait(stmt: ir.Stmt) -> bool:
     return isinstance(made, Wait) and made.is_of_one_flag
 
 
-def acquires(node: Any) -> bool:
+def acquires(node: ir.Node) -> bool:
     """Whether a node is a wait, or a collective."""
     return ir.op_name(node) == ops.WAIT.name or ir.op_name(node) in ops.COLLECTIVES
 
@@ -82,7 +82,7 @@ def is_fill(stmt: ir.Stmt) -> bool:
 def loads_registers(stmt: ir.Stmt) -> bool:
     """Whether a statement only loads registers from device memory."""
 
-    def is_more(node: Any) -> bool:
+    def is_more(node: ir.Node) -> bool:
         if isinstance(node, ir.BufferLoad | ir.BufferStore):
             return ir.scope_kind(node.buffer) != ("global" if isinstance(node, ir.BufferLoad) else "fragment")
         return orders(node) or str(ir.op_name(node)).startswith(_TILE_OP)
@@ -141,7 +141,7 @@ def tiles_named(stmt: ir.Stmt, besides: ir.Stmt | None = None) -> set[ir.Buffer]
 def _named(stmt: ir.Stmt, besides: ir.Stmt | None, tile_of: Callable[[Any], ir.Buffer | None]) -> set[ir.Buffer]:
     found: set[ir.Buffer] = set()
 
-    def visit(node: Any) -> ir.Stmt | None:
+    def visit(node: ir.Node) -> ir.Stmt | None:
         if besides is not None and isinstance(node, ir.Stmt) and node.same_as(besides):
             return tir.sequence([])
         tile = tile_of(node)
@@ -156,7 +156,7 @@ def _named(stmt: ir.Stmt, besides: ir.Stmt | None, tile_of: Callable[[Any], ir.B
 def writes_tiles(stmt: ir.Stmt) -> bool:
     """Whether a statement writes shared memory, or may need scratch there, as reductions do."""
 
-    def writes(node: Any) -> bool:
+    def writes(node: ir.Node) -> bool:
         if isinstance(node, ir.BufferStore):
             return ir.scope_kind(node.buffer) == "shared"
         if str(ir.op_name(node)).startswith(_TILE_OP) and ir.op_name(node) not in _WITHOUT_WORKSPACE:
@@ -189,7 +189,7 @@ def must_keep_order(loop: ir.For, phase: ir.Stmt) -> bool:
     return ir.contains(loop.body, orders) or any(tile.data in outside for tile in written)
 
 
-def _tile_of(node: Any) -> ir.Buffer | None:
+def _tile_of(node: ir.Node) -> ir.Buffer | None:
     return ir.region_parts(node)[0] if tiles.is_region(node) else None
 
 

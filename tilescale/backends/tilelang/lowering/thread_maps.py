@@ -52,7 +52,7 @@ class PhaseBuffers:
         """Whether an index has the same value whenever it is evaluated for the same iteration."""
         return ir.is_pure(tir.rewrite(tir.evaluate(index), enter=self._unread).value)
 
-    def _unread(self, node: Any) -> Any:
+    def _unread(self, node: ir.Node) -> Any:
         return _unloaded(node) if isinstance(node, ir.BufferLoad) and node.buffer.data in self.steady else None
 
 
@@ -120,7 +120,7 @@ def of_loops(
     return lambda access: _map(rule, [ir.substitute(n, names) for n in access.begins or ()], sizes, bound, known)
 
 
-def of_condition(condition: Any, known: PhaseBuffers) -> ThreadMap | None:
+def of_condition(condition: ir.PrimExpr, known: PhaseBuffers) -> ThreadMap | None:
     """The map of a branch that one thread takes, with a constant index; None if another one may take it too, or later.
     """
     equal = [test for test in ir.conjuncts(condition) if isinstance(test, ir.EQ)]
@@ -208,7 +208,7 @@ def _vectors(nest: ir.For, variables: list[ir.Var], found: list[accesses.BufferA
     return sorted(said)
 
 
-def _unloaded(node: Any) -> Any:
+def _unloaded(node: ir.Node) -> Any:
     return ir.Var("loaded", str(node.dtype)) if isinstance(node, ir.BufferLoad) else None
 
 

@@ -11,7 +11,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 
 
-def _same(expr: Any) -> Any:
+def _same(expr: ir.PrimExpr) -> Any:
     return expr
 
 

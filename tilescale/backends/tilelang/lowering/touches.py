@@ -145,7 +145,7 @@ class MemoryAccess:
         return replace(self, access=access, thread=None)
 
 
-def _spelled(expr: Any, bound: Mapping[ir.Var, Any]) -> Any:
+def _spelled(expr: ir.PrimExpr, bound: Mapping[ir.Var, Any]) -> Any:
     """An expression with bound names expanded; None if a name is read from memory, or the result is too long."""
     for _ in range(_DEEPEST):
         values = {var: bound[var] for var in ir.variables(expr) & bound.keys()}
@@ -251,7 +251,7 @@ class AccessCollector:
                     only = replace(access, reads=False) if is_copy and access.writes else access
                     yield only, _may_be_bulk(inner, access)
 
-    def _found(self, node: Any) -> Iterator[accesses.BufferAccess]:
+    def _found(self, node: ir.Node) -> Iterator[accesses.BufferAccess]:
         found = accesses.accesses_of(node, lambda name: name == tl.CALL_EXTERN)
         yield from found.accesses
         for data in found.handed:

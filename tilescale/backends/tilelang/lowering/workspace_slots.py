@@ -63,7 +63,7 @@ def in_turns(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
         if buffer is not None and isinstance(argument, KernelWorkspace) and stage.is_own(argument.name)
     }
 
-    def uses_place(node: Any) -> bool:
+    def uses_place(node: ir.Node) -> bool:
         return isinstance(node, ir.BufferLoad | ir.BufferStore) and node.buffer.data in own
 
     def surrounded(body: ir.Stmt) -> ir.Stmt:

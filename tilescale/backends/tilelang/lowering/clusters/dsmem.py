@@ -218,7 +218,7 @@ def without_ends(body: ir.Stmt) -> ir.Stmt:
     return tir.sequence(stmts[first : len(stmts) - last])
 
 
-def _touches_peers(node: Any) -> bool:
+def _touches_peers(node: ir.Node) -> bool:
     return (tir.extern_name(node) or "").startswith("tilescale::cluster_")
 
 

@@ -139,7 +139,7 @@ def _first_begins(
 
     known = {**cluster.bound, **bound}
 
-    def spelled(expr: Any) -> Any:
+    def spelled(expr: ir.PrimExpr) -> ir.PrimExpr:
         while inner := ir.variables(expr) & known.keys():
             expr = ir.substitute(expr, {v: rank if _is_rank(cluster, known[v]) else known[v] for v in inner})
         return ir.substitute(expr, place)

@@ -93,7 +93,7 @@ class BlockPair:
         return tir.tile_call("copy", tir.region(source, [0, 0], shape, "r"), tir.region(target, [0, 0], shape, "w"))
 
 
-def _touches(names: set[ir.Var], node: Any) -> bool:
+def _touches(names: set[ir.Var], node: ir.Node) -> bool:
     return isinstance(node, ACCESS) and node.buffer.data in names
 
 

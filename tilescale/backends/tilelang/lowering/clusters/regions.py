@@ -11,12 +11,12 @@ from tilescale.program import ops
 from tilescale.program.operations import TileView
 
 
-def regions(stmt: Any, *, written: bool = False) -> list[ir.Call]:
+def regions(stmt: ir.Stmt, *, written: bool = False) -> list[ir.Call]:
     """All regions that operations below a node work on, or those that they write."""
     found: list[ir.Call] = []
     viewed: list[ir.Call] = []
 
-    def visit(node: Any) -> None:
+    def visit(node: ir.Node) -> None:
         if ir.op_name(node) == ops.VIEW.name:
             viewed.append(TileView.of(node).region)
         elif is_region(node) and (not written or is_written(node)):
@@ -33,7 +33,7 @@ def stored(stmt: ir.Stmt) -> set[ir.Var]:
     return found
 
 
-def access(node: Any, buffer: ir.Buffer, indices: list[Any]) -> Any:
+def access(node: ir.Node, buffer: ir.Buffer, indices: list[Any]) -> Any:
     """The load or store `node` at another place."""
     if isinstance(node, ir.BufferLoad):
         return ir.BufferLoad(buffer, indices)

@@ -73,7 +73,7 @@ class ClusterShards:
         found: list[tuple[Any, Any]] = []
         where = self.cluster.where
 
-        def visit(node: Any) -> None:
+        def visit(node: ir.Node) -> None:
             nonlocal where
             if isinstance(node, ir.Stmt):
                 where = location(node) or where

@@ -70,7 +70,7 @@ class ClusterUnit(ClusterStage):
             return RoleGraph()
         return cluster_graph(self.launch, self.target.machine, self.phase.stmt)
 
-    def _is_groups(self, node: Any) -> bool:
+    def _is_groups(self, node: ir.Node) -> bool:
         """Whether a node is a region of units inside the program."""
         is_scale = isinstance(node, ir.AttrStmt) and str(node.attr_key) == ops.SCALE
         return is_scale and self._kind(str(node.value.value)) == "thread_group"
@@ -90,7 +90,7 @@ class ClusterUnit(ClusterStage):
         """A statement of a program, without regions of its cluster and their tiles."""
         return tir.rewrite(stmt, enter=self._enter, leave=self._leave)
 
-    def expr(self, expr: Any) -> Any:
+    def expr(self, expr: ir.PrimExpr) -> ir.PrimExpr:
         """An expression of a program."""
         return tir.rewrite(tir.evaluate(expr), leave=self._leave).value if isinstance(expr, ir.PrimExpr) else expr
 
@@ -102,7 +102,7 @@ class ClusterUnit(ClusterStage):
         finally:
             self._in_member = outer
 
-    def _enter(self, node: Any) -> ir.Stmt | None:
+    def _enter(self, node: ir.Node) -> ir.Stmt | None:
         if isinstance(node, ir.Stmt):
             self.where = location(node) or self.where
         if isinstance(node, ir.AttrStmt) and str(node.attr_key) == ops.SCALE:
@@ -141,13 +141,13 @@ class ClusterUnit(ClusterStage):
         rank = self.rank if kind == MEMBER else self.number() if kind == UNIT else None
         return None if rank is None else tir.at(ir.Bind(node.var, rank), node)
 
-    def _leave(self, node: Any) -> Any:
+    def _leave(self, node: ir.Node) -> Any:
         is_access = isinstance(node, ir.BufferLoad | ir.BufferStore) and node.buffer.scope() != "global"
         return self.on_tile(node) if is_access else None
 
     # -- accesses ----------------------------------------------------------------------------------------------------
 
-    def on_tile(self, node: Any) -> Any:
+    def on_tile(self, node: ir.Node) -> Any:
         """An access to a view or a tile of the cluster, as a program makes it; None for other tiles."""
         data, indices = node.buffer.data, list(node.indices)
         if data in self.views:
@@ -163,7 +163,7 @@ class ClusterUnit(ClusterStage):
             raise self.unsupported(f"an access to single elements of {node.buffer.name!r}, a cluster's tile")
         return self._on_element(node, part, part.dim, indices)
 
-    def _on_element(self, node: Any, part: ClusterShard, dim: int, indices: list[Any]) -> Any:
+    def _on_element(self, node: ir.Node, part: ClusterShard, dim: int, indices: list[Any]) -> Any:
         """A single element lies in the program whose share it is of."""
         self.reach(part.local)
         owner = indices[dim] // part.share
@@ -205,14 +205,14 @@ class ClusterUnit(ClusterStage):
         ir.walk(body, lambda n: inside.add(n.var) if isinstance(n, ir.Bind) else None)
         found: dict[ir.Var, Any] = {}
 
-        def visit(node: Any) -> None:
+        def visit(node: ir.Node) -> None:
             if isinstance(node, ir.Bind) and node.var not in inside:
                 found[node.var] = node.value
 
         ir.walk(self.phase.stmt, visit)
         return found
 
-    def first(self, node: Any) -> Any:
+    def first(self, node: ir.Node) -> Any:
         """A node as the cluster's first program has it: what a name means where all execute as one."""
         if not isinstance(node, ir.PrimExpr | ir.Stmt):
             return node
@@ -228,7 +228,7 @@ class ClusterUnit(ClusterStage):
             mapping[var] = self.first(self.bound[var])
         return ir.substitute(node, mapping)
 
-    def value(self, expr: Any) -> Any:
+    def value(self, expr: ir.PrimExpr) -> Any:
         """An expression of the cluster, lowered."""
         return self.expr(self.first(expr))
 
@@ -260,7 +260,7 @@ class ClusterUnit(ClusterStage):
         # Operands may be overwritten as soon as all programs have read them.
         return [bound, self.barrier()] if self._touches(bind.value) else [bound]
 
-    def is_member_scale(self, node: Any) -> bool:
+    def is_member_scale(self, node: ir.Node) -> bool:
         """Whether a statement is a scale of the cluster's programs."""
         if not isinstance(node, ir.AttrStmt) or str(node.attr_key) != ops.SCALE:
             return False
@@ -306,18 +306,18 @@ class ClusterUnit(ClusterStage):
     def _publishes(self, body: ir.Stmt) -> bool:
         """Whether others see what a statement does: it touches memory, or single elements of the cluster's tiles."""
 
-        def without_views(node: Any) -> Any:
+        def without_views(node: ir.Node) -> Any:
             is_view = isinstance(node, ir.Bind) and ir.op_name(node.value) == ops.VIEW.name
             return tir.sequence([]) if is_view else None
 
-        def shows(node: Any) -> bool:
+        def shows(node: ir.Node) -> bool:
             name = ir.op_name(node) or ""
             return name.startswith((tl.ATOMICS, tl.CALL_EXTERN)) or name in ops.ALL_OPS - {ops.RANK.name}
 
         bare = tir.rewrite(body, enter=without_views)
         return self._touches(bare) or ir.contains(bare, shows) or _writes_memory(bare)
 
-    def _touches(self, node: Any) -> bool:
+    def _touches(self, node: ir.Node) -> bool:
         """Whether a node names a tile of the cluster itself: elements of it lie in other programs."""
         return ir.contains(
             node, lambda n: isinstance(n, ir.BufferLoad | ir.BufferStore) and n.buffer.data in self.shards
@@ -350,7 +350,7 @@ class ClusterUnit(ClusterStage):
         share = 0
         inner = ir.Var("inner", "int32")
 
-        def leave(node: Any) -> Any:
+        def leave(node: ir.Node) -> Any:
             nonlocal share
             if not isinstance(node, ir.BufferLoad | ir.BufferStore) or node.buffer.data not in self.shards:
                 return None

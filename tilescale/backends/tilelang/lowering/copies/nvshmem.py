@@ -92,7 +92,7 @@ class StridedTile:
         return tir.extern("tilescale::place", tir.address_of(self.buffer), *map(_int64, numbers))
 
 
-def _number(expr: Any) -> Number:
+def _number(expr: ir.PrimExpr) -> Number:
     value = ir.constant(expr)
     return ir.Cast("int64", expr) if value is None else value
 

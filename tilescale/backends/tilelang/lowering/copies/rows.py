@@ -25,12 +25,12 @@ def with_loaded_extents(phase: Phase) -> Phase:
     """A phase whose local copies of loaded extents are loop nests; those between units are annotated."""
     bound = {stmt.var: stmt.value for stmt in ir.statements(phase.stmt) if isinstance(stmt, ir.Bind)}
 
-    def is_loaded(expr: Any) -> bool:
+    def is_loaded(expr: ir.PrimExpr) -> bool:
         if ir.contains(expr, lambda node: isinstance(node, ir.BufferLoad)):
             return True
         return any(is_loaded(bound[var]) for var in ir.variables(expr) if var in bound)
 
-    def enter(node: Any) -> ir.Stmt | None:
+    def enter(node: ir.Node) -> ir.Stmt | None:
         call: Any = node.value if isinstance(node, ir.Evaluate) else None
         if ir.op_name(call) not in (tl.COPY, ops.COPY.name):
             return None

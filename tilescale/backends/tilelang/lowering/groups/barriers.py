@@ -9,7 +9,6 @@ which know nothing of each other. Declines more barriers than there are, and fra
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
@@ -58,7 +57,7 @@ class _Barriers:
     def stmt(self, stmt: ir.Stmt) -> ir.Stmt:
         return tir.rewrite(stmt, enter=self._enter)
 
-    def _enter(self, node: Any) -> ir.Stmt | None:
+    def _enter(self, node: ir.Node) -> ir.Stmt | None:
         unit = ExecutingThreads.of(node)
         if unit is not None:
             outer, self.executing = self.executing, unit

@@ -87,7 +87,7 @@ class UnitClone:
             return self._evaluate(stmt)
         return self._leaf(stmt)
 
-    def expr(self, expr: Any) -> Any:
+    def expr(self, expr: ir.PrimExpr) -> ir.PrimExpr:
         """An expression on this unit; not lowered."""
         return tir.rewrite(tir.evaluate(expr), leave=self._leave).value if isinstance(expr, ir.PrimExpr) else expr
 
@@ -129,7 +129,7 @@ class UnitClone:
     def _while(self, stmt: ir.While) -> ir.Stmt:
         return ir.While(self.expr(stmt.condition), self._repeated(stmt.condition, stmt.body))
 
-    def _repeated(self, condition: Any, body: ir.Stmt) -> ir.Stmt:
+    def _repeated(self, condition: ir.PrimExpr, body: ir.Stmt) -> ir.Stmt:
         self.loops += 1
         result = self._under(condition, body)
         self.loops -= 1
@@ -146,14 +146,14 @@ class UnitClone:
         ]
         return tir.at(ir.IfThenElse(condition, *arms), stmt)
 
-    def _under(self, condition: Any, body: ir.Stmt) -> ir.Stmt:
+    def _under(self, condition: ir.PrimExpr, body: ir.Stmt) -> ir.Stmt:
         apart = self.tells_apart(condition)
         self.apart += apart
         result = self.stmt(body)
         self.apart -= apart
         return result
 
-    def tells_apart(self, expr: Any) -> bool:
+    def tells_apart(self, expr: ir.PrimExpr) -> bool:
         """Whether an expression may differ between siblings."""
         if not isinstance(expr, ir.PrimExpr):
             return False
@@ -179,7 +179,7 @@ class UnitClone:
     def _threads(self, body: ir.Stmt) -> ir.Stmt:
         """Every thread on its own: plain code, in which a barrier is one of the unit's threads."""
 
-        def works_on_tiles(node: Any) -> bool:
+        def works_on_tiles(node: ir.Node) -> bool:
             name = ir.op_name(node) or ""
             made = operation(node)
             of_elements = {ops.RANK.name, ops.BARRIER.name, *THREADS_OWN}
@@ -200,14 +200,14 @@ class UnitClone:
         unit = self.unit.at(name)
         return ir.IntImm("int32", unit.number if unit is not None else self.unit.begin // level.threads)
 
-    def rank_of(self, expr: Any, unit: UnitThreads) -> int | None:
+    def rank_of(self, expr: ir.PrimExpr, unit: UnitThreads) -> int | None:
         """The value of an expression on a sibling, if it is a constant."""
         while isinstance(expr, ir.PrimExpr) and (names := ir.variables(expr) & self.origins.keys()):
             expr = ir.substitute(expr, {var: self.origins[var] for var in names})
         ranks = {v: ir.IntImm("int32", unit.rank(level)) for v, level in self.ranks.items() if unit.at(level)}
         return ir.constant(ir.substitute(expr, ranks) if isinstance(expr, ir.PrimExpr) else expr)
 
-    def _leave(self, node: Any) -> Any:
+    def _leave(self, node: ir.Node) -> Any:
         if isinstance(node, ir.Var):
             owned = self.stage.owned(node)
             return self.values.get(node) if owned is None else self.stage.copy_of(owned, self.unit).data

@@ -62,7 +62,7 @@ def is_fragment(buffer: ir.Buffer) -> bool:
     return buffer.scope() == "local.fragment"
 
 
-def accesses(node: Any) -> list[tuple[ir.Buffer, list[Any], bool]]:
+def accesses(node: ir.Node) -> list[tuple[ir.Buffer, list[Any], bool]]:
     """Buffers that a statement names: indices, and whether it writes there. Regions of operations included.
 
     The source of a view is not an access.
@@ -137,7 +137,7 @@ class TileDistributions:
             data = self.views[data].base.data
         return self.stage.phase.parameters_of_views.get(data, data)
 
-    def touched(self, node: Any) -> TileDistribution | None:
+    def touched(self, node: ir.Node) -> TileDistribution | None:
         """Distribution of a tile that a statement names, preferring a split one."""
         found = [self.held[b.data] for b, _, _ in accesses(node) if b.data in self.held] if self.held else []
         return max(found, key=lambda h: h.axis is not None, default=None)

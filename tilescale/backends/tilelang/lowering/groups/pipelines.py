@@ -80,11 +80,11 @@ class UnitPipelines:
         if loop.released:
             self._released[loop.stmt] = mbarrier(f"released{number}", [threads])
 
-    def of(self, stmt: Any) -> PipelinedLoop | None:
+    def of(self, stmt: ir.Stmt) -> PipelinedLoop | None:
         """The asynchronous loop that a statement is."""
         return next((loop for loop in self.loops if loop.stmt.same_as(stmt)), None)
 
-    def moves(self, stmt: Any) -> bool:
+    def moves(self, stmt: ir.Stmt) -> bool:
         """Whether a statement of the program is a wait that the loader makes instead."""
         return any(stmt.same_as(wait) for loop in self.loops for wait in loop.moved)
 
@@ -137,7 +137,7 @@ class UnitPipelines:
     def _on_rings(self, stmt: ir.Stmt, first: Any) -> ir.Stmt:
         """A statement on the places of the rings that begin with `first`."""
 
-        def leave(node: Any) -> Any:
+        def leave(node: ir.Node) -> Any:
             if isinstance(node, ir.BufferLoad) and node.buffer.data in self._rings:
                 ring, (row, *columns) = self._rings[node.buffer.data], node.indices
                 at = ir.simplify(first + row // ring.shape[1], {}), ir.simplify(row % ring.shape[1], {})

@@ -9,8 +9,6 @@ lines.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilelang_core import ir, tl
 from tilescale.backends.tilelang.lowering.groups.distribution import accesses, is_fragment, parallel_loops
 from tilescale.backends.tilelang.lowering.groups.threads import ThreadNames
@@ -78,7 +76,7 @@ class _Ranges:
 
     # -- conditions --------------------------------------------------------------------------------------------------
 
-    def _split(self, condition: Any, threads: Interval | None) -> tuple[Interval | None, Interval | None]:
+    def _split(self, condition: ir.PrimExpr, threads: Interval | None) -> tuple[Interval | None, Interval | None]:
         if not self.names.tell_apart(condition):
             return threads, threads
         if isinstance(condition, ir.And):
@@ -93,7 +91,7 @@ class _Ranges:
         rest = (end, threads[1]) if begin == threads[0] else (threads[0], begin) if end == threads[1] else None
         return (begin, end), rest
 
-    def _bounds(self, condition: Any) -> tuple[int, int | None] | None:
+    def _bounds(self, condition: ir.PrimExpr) -> tuple[int, int | None] | None:
         if type(condition) not in _BOUNDS or self.index is None:
             return None
         left, right, kind = condition.a, condition.b, type(condition)

@@ -98,7 +98,7 @@ class UnitStatements:
     def _on_own(self, stmt: ir.Stmt, *, first: bool = True) -> ir.Stmt:
         """The statement on the unit's own tiles; only the first unit writes what all see."""
 
-        def leave(node: Any) -> Any:
+        def leave(node: ir.Node) -> Any:
             if not isinstance(node, ir.BufferLoad | ir.BufferStore):
                 return None
             held = self.stage.distributions.of(node.buffer)

@@ -11,7 +11,6 @@ Declines 2-D threads and more units than there are hardware barriers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
@@ -73,7 +72,7 @@ class _ThreadGroups(GroupStage):
     def stmt(self, stmt: ir.Stmt) -> ir.Stmt:
         return tir.rewrite(stmt, enter=self._enter)
 
-    def _enter(self, node: Any) -> ir.Stmt | None:
+    def _enter(self, node: ir.Node) -> ir.Stmt | None:
         """The lowering of a statement of the program that units execute; None for all others."""
         if not isinstance(node, ir.Stmt):
             return None

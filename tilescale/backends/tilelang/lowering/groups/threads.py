@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilelang_core import ir, tl
 from tilescale.program.model import Launch
 
@@ -22,7 +20,7 @@ class ThreadNames:
         if self.tell_apart(bind.value):
             self._names.add(bind.var)
 
-    def tell_apart(self, expr: Any) -> bool:
+    def tell_apart(self, expr: ir.PrimExpr) -> bool:
         """Whether an expression depends on the thread index."""
         if ir.variables(expr) & self._names:
             return True

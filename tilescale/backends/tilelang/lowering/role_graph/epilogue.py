@@ -130,7 +130,7 @@ def _communicated(split: EpilogueSplit, own: int, fits: bool) -> LoopEpilogue:
 def narrowed(stmt: ir.Stmt) -> ir.Stmt:
     """A statement of a pipelined loop in which no product has instructions of too many columns."""
 
-    def leave(node: Any) -> Any:
+    def leave(node: ir.Node) -> Any:
         if ir.op_name(node) != tl.GEMM:
             return None
         columns = ir.constant(Gemm.of(node).sizes[1])
@@ -256,7 +256,7 @@ class EpilogueSplit:
         return min(str(self.order.names.homes[root].name) for root in roots)
 
 
-def _is_collective(node: Any) -> bool:
+def _is_collective(node: ir.Node) -> bool:
     return ir.op_name(node) in ops.COLLECTIVES
 
 
@@ -280,7 +280,7 @@ def _is_elementwise(stmt: ir.Stmt) -> bool:
 
 
 def _without(stmt: ir.Stmt, others: Sequence[ir.Stmt]) -> ir.Stmt:
-    def enter(node: Any) -> ir.Stmt | None:
+    def enter(node: ir.Node) -> ir.Stmt | None:
         if isinstance(node, ir.Stmt) and any(node.same_as(other) for other in others):
             return tir.sequence([])
         return None
@@ -291,7 +291,7 @@ def _without(stmt: ir.Stmt, others: Sequence[ir.Stmt]) -> ir.Stmt:
 def _instead(stmt: ir.Stmt, tile: ir.Buffer, other: ir.Buffer) -> ir.Stmt:
     """A statement on another tile of the same shape."""
 
-    def leave(node: Any) -> Any:
+    def leave(node: ir.Node) -> Any:
         if isinstance(node, ir.BufferLoad) and node.buffer.same_as(tile):
             return ir.BufferLoad(other, list(node.indices))
         if isinstance(node, ir.BufferStore) and node.buffer.same_as(tile):
@@ -330,7 +330,7 @@ def _branch(branch: ir.IfThenElse, then_case: list[ir.Stmt], else_case: list[ir.
     return [tir.at(ir.IfThenElse(condition, *arms), branch)] if then_case or else_case else []
 
 
-def _signals(node: Any) -> bool:
+def _signals(node: ir.Node) -> bool:
     return ir.op_name(node) == ops.SIGNAL.name or (
         ir.op_name(node) == ops.COPY.name and Copy.of(node).signal is not None
     )

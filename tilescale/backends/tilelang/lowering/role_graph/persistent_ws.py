@@ -138,14 +138,14 @@ def _together(stmts: Sequence[ir.Stmt]) -> list[ir.Stmt]:
     if not stmts:
         return []
 
-    def leave(node: Any) -> Any:
+    def leave(node: ir.Node) -> Any:
         is_copy = isinstance(node, ir.Evaluate) and is_load(node)
         return tir.evaluate(role_schedule.without_bulk_loads(node.value)) if is_copy else None
 
     return [tir.rewrite(tir.sequence(stmts), leave=leave)]
 
 
-def _may_need_more(node: Any) -> bool:
+def _may_need_more(node: ir.Node) -> bool:
     return str(ir.op_name(node)).startswith(tl.TILE_OPERATIONS) and ir.op_name(node) not in _KNOWN
 
 

@@ -76,7 +76,7 @@ def without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
     """A phase without the loops around pipelined ones, or copies to peers, that every program goes through once."""
     ranges = {var: (0, n) for var, n in zip(launch.programs, launch.grid, strict=True) if ir.constant(n) is not None}
 
-    def leave(node: Any) -> Any:
+    def leave(node: ir.Node) -> Any:
         is_outer = isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL and not is_pipelined(node)
         if not is_outer or not ir.contains(node.body, lambda n: is_pipelined(n) or ir.op_name(n) == ops.COPY.name):
             return None
@@ -105,7 +105,7 @@ class _RolePhase:
             return RolePhase.declined(self.phase.stmt, str(reason)) if has_order else RolePhase(self.phase.stmt)
 
     def _repeats(self, loop: ir.For) -> bool:
-        def is_around(node: Any) -> bool:
+        def is_around(node: ir.Node) -> bool:
             is_serial = isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL
             return is_serial and not node.same_as(loop) and ir.contains(node.body, lambda n: n.same_as(loop))
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
@@ -68,7 +67,7 @@ def lower(phase: Phase) -> Phase:
     thread = next(var for var, axis in phase.launch.thread_vars if axis == 0)
     split = _Split(thread, *phase.graph.roles)
 
-    def leave(node: Any) -> ir.Stmt | None:
+    def leave(node: ir.Node) -> ir.Stmt | None:
         is_apart = isinstance(node, ir.AttrStmt) and str(node.attr_key) == APART
         return split.in_place(node.body) if is_apart else None
 

@@ -86,7 +86,7 @@ def _with(phase: Phase, roles: RolePhase) -> Phase:
 
 
 def _in_one_role(phase: ir.Stmt) -> ir.Stmt:
-    def enter(node: Any) -> ir.Stmt | None:
+    def enter(node: ir.Node) -> ir.Stmt | None:
         if not is_pipelined(node) or not must_keep_order(node, phase):
             return None
         return in_order(node, tir.rewrite(node.body, enter=enter))
