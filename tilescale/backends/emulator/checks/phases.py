@@ -10,10 +10,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tilescale.backends.emulator.checks.clocks import Clock, Place
 from tilescale.backends.emulator.checks.text import acting
+from tilescale.backends.emulator.execute.barriers import MBarrier
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.errors import Location, RaceError
 
@@ -34,13 +34,13 @@ class Phases:
     def __init__(self, rests: Callable[[Place, Clock, int], None]) -> None:
         """`rests` is called for each wait that an arrival had to happen after."""
         self._rests = rests
-        self._waits: weakref.WeakKeyDictionary[Any, list[_Wait]] = weakref.WeakKeyDictionary()
+        self._waits: weakref.WeakKeyDictionary[MBarrier, list[_Wait]] = weakref.WeakKeyDictionary()
 
-    def passes(self, barrier: Any, clock: Clock, unit: Unit, where: Location | None) -> None:
+    def passes(self, barrier: MBarrier, clock: Clock, unit: Unit, where: Location | None) -> None:
         """A task continues after a wait."""
         self._waits.setdefault(barrier, []).append(_Wait(clock, clock.time, unit, where))
 
-    def ends(self, barrier: Any, phase: int, arrivals: Place, where: Location | None) -> None:
+    def ends(self, barrier: MBarrier, phase: int, arrivals: Place, where: Location | None) -> None:
         """All threads have arrived at a phase. Raises RaceError if none of them knows of a wait for the previous phase.
         """
         for wait in self._waits.pop(barrier, ()):

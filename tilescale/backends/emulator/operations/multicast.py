@@ -18,7 +18,7 @@ from tilescale.errors import UnsupportedError
 from tilescale.program.effects import statements
 
 
-def multicast(compiler: Compiler, source: Any, mask: int, copy: Callable[[Region, Frame], None]) -> Closure:
+def multicast(compiler: Compiler, source: ir.Call, mask: int, copy: Callable[[Region, Frame], None]) -> Closure:
     """The closure of a load from region `source` with `cluster_mask=mask`; `copy` makes one program's.
 
     Raises:
@@ -42,7 +42,7 @@ def _set(frame: Frame, slots: Sequence[int], values: Sequence[Any]) -> None:
         frame.slots[slot] = value
 
 
-def _of_indices(compiler: Compiler, source: Any) -> Region:
+def _of_indices(compiler: Compiler, source: ir.Call) -> Region:
     buffer, begins, extents = ir.region_parts(source)
     values = {stmt.var: stmt.value for stmt, _, _ in statements(compiler.program.body) if isinstance(stmt, ir.Bind)}
     while values.keys() & {var for begin in begins for var in ir.variables(begin)}:

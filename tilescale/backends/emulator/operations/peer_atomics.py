@@ -12,6 +12,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, active, is_vector, spread, uniform
 from tilescale.backends.emulator.execute.observe import ATOMIC
+from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.access import element
 from tilescale.backends.emulator.interpret.closures import Closure
@@ -97,7 +98,7 @@ def _each_element(compiler: Compiler, made: operations.AtomicAdd) -> Closure:
             _update(frame, target, array, unit, index, values, mine)
 
     def _update(
-        frame: Frame, target: Any, array: np.ndarray, unit: Any, index: Sequence[Any], values: Any, mine: np.ndarray
+        frame: Frame, target: Any, array: np.ndarray, unit: Unit, index: Sequence[Any], values: Any, mine: np.ndarray
     ) -> None:
         places = tuple(i[mine] for i in index)
         for position in zip(*places, strict=True):

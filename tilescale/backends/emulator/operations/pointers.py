@@ -17,7 +17,7 @@ from tilescale.backends.emulator.numerics import lanes_of
 from tilescale.errors import UnsupportedError
 
 
-def pointed(compiler: Compiler, pointer: Any) -> Element:
+def pointed(compiler: Compiler, pointer: ir.PrimExpr) -> Element:
     """The element that an argument points to.
 
     Raises:
@@ -26,7 +26,7 @@ def pointed(compiler: Compiler, pointer: Any) -> Element:
     return elements(compiler, pointer, 1)[0]
 
 
-def elements(compiler: Compiler, pointer: Any, count: int) -> list[Element]:
+def elements(compiler: Compiler, pointer: ir.PrimExpr, count: int) -> list[Element]:
     """The consecutive elements in memory from the one that an argument points to. Raises as `pointed`."""
     buffer, indices = _target(compiler, pointer)
     shape, lanes = list(buffer.shape), lanes_of(str(buffer.dtype))
@@ -35,7 +35,7 @@ def elements(compiler: Compiler, pointer: Any, count: int) -> list[Element]:
     return [element(compiler, buffer, _moved(shape, indices, step)) for step in range(count)]
 
 
-def elements_at(compiler: Compiler, data: ir.Var, position: Any, count: int) -> list[Element]:
+def elements_at(compiler: Compiler, data: ir.Var, position: ir.PrimExpr | int, count: int) -> list[Element]:
     """The consecutive elements from a position in the buffer of a data variable. Raises as `pointed`."""
     buffer = compiler.buffer_named(data)
     if buffer is None:
@@ -44,17 +44,17 @@ def elements_at(compiler: Compiler, data: ir.Var, position: Any, count: int) -> 
     return [element(compiler, buffer, _indices(shape, position + step)) for step in range(count)]
 
 
-def buffer_of(compiler: Compiler, pointer: Any) -> ir.Buffer:
+def buffer_of(compiler: Compiler, pointer: ir.PrimExpr) -> ir.Buffer:
     """The buffer that an argument points into. Raises as `pointed`."""
     return _target(compiler, pointer)[0]
 
 
-def is_pointer(compiler: Compiler, arg: Any) -> bool:
+def is_pointer(compiler: Compiler, arg: ir.PrimExpr) -> bool:
     """Whether an argument is a pointer to elements, or a variable that holds one."""
     return ir.op_name(compiler.deferred.get(arg, arg) if isinstance(arg, ir.Var) else arg) in POINTERS
 
 
-def _target(compiler: Compiler, pointer: Any) -> tuple[ir.Buffer, list[Any]]:
+def _target(compiler: Compiler, pointer: ir.PrimExpr) -> tuple[ir.Buffer, list[Any]]:
     if isinstance(pointer, ir.Var):
         pointer = compiler.deferred.get(pointer, pointer)
     pointer = scalars.pointed(pointer)
@@ -77,7 +77,7 @@ def _moved(shape: list[Any], indices: list[Any], step: int) -> list[Any]:
     return _indices(shape, position)
 
 
-def _indices(shape: list[Any], position: Any) -> list[Any]:
+def _indices(shape: list[Any], position: ir.PrimExpr | int) -> list[Any]:
     """The indices of the element at a position in memory order."""
     found = []
     for extent in reversed(shape[1:]):
@@ -86,7 +86,7 @@ def _indices(shape: list[Any], position: Any) -> list[Any]:
     return [position, *reversed(found)]
 
 
-def neighbours(compiler: Compiler, pointer: Any, count: int) -> Any:
+def neighbours(compiler: Compiler, pointer: ir.PrimExpr, count: int) -> Any:
     """The closure of the values of `count` elements from the one pointed to, as arrays over the space."""
     loads = [e.load for e in elements(compiler, pointer, count)]
 

@@ -48,7 +48,7 @@ def _numbered(units: int) -> str:
 class Peer:
     """The unit that an operation names by its rank at a level."""
 
-    def __init__(self, compiler: Compiler, rank: Any, level: str):
+    def __init__(self, compiler: Compiler, rank: ir.PrimExpr, level: str):
         self.rank, self.level = compiler.expr(rank), level
 
     def unit(self, frame: Frame) -> Unit:

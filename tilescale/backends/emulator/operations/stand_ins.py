@@ -116,7 +116,7 @@ def _unknown(name: str) -> Closure:
 class _Number:
     """A scalar argument, for each element of the space."""
 
-    def __init__(self, compiler: Compiler, arg: Any):
+    def __init__(self, compiler: Compiler, arg: ir.PrimExpr):
         self._closure = compiler.expr(arg)
         self.differs = False
 
@@ -135,7 +135,7 @@ class _Number:
 class _Pointer:
     differs = True
 
-    def __init__(self, compiler: Compiler, arg: Any):
+    def __init__(self, compiler: Compiler, arg: ir.PrimExpr):
         self.element: Element = pointed(compiler, arg)
         declared = DeclaredPointer.of(arg) if ir.op_name(arg) == tl.DECLARED_PTR else None
         self._extent = compiler.expr(declared.extent) if declared is not None else None

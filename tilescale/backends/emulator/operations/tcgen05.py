@@ -7,7 +7,6 @@ PTX ISA, "Instruction descriptor" and "Data Path Layout D": row i lies in lane i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -67,7 +66,7 @@ Operand = Callable[[Frame, int, bool], np.ndarray]
 """A matrix of some rows; a flag says whether elements are consecutive along K."""
 
 
-def _operand(compiler: Compiler, matrices: Matrices, data: ir.Var, offset: Any) -> Operand:
+def _operand(compiler: Compiler, matrices: Matrices, data: ir.Var, offset: ir.PrimExpr) -> Operand:
     moved, buffer = compiler.expr(offset), compiler.buffer_named(data)
     if buffer is not None and buffer.scope() == ir.TENSOR_MEMORY:
         memory = _TensorMemory(compiler, data)

@@ -6,7 +6,7 @@ Asynchronous forms complete at once: a program may rely on their effect only aft
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
 
@@ -79,7 +79,7 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     return lambda frame: copy_tile(source, target, frame)
 
 
-def _cluster_copy(compiler: Compiler, source: Region, target: Region, notes: Any) -> Closure:
+def _cluster_copy(compiler: Compiler, source: Region, target: Region, notes: Mapping[str, Any]) -> Closure:
     """Distributed shared memory: the target is another program's tile in the cluster; its barrier gets an arrival."""
     compiler.reached.add(target.home.root)
     peer = compiler.expr(notes["dst_block"])
@@ -354,7 +354,7 @@ operation(tl.ATOMICMAX)(_tile_atomic("max"))
 operation(tl.ATOMICMIN)(_tile_atomic("min"))
 
 
-def rows_copy(compiler: Compiler, source: Region, target: Region, notes: Any) -> Closure:
+def rows_copy(compiler: Compiler, source: Region, target: Region, notes: Mapping[str, Any]) -> Closure:
     """The closure of a copy whose annotations name rows of the tensor, and the first column."""
     rows, column = [compiler.expr(r) for r in notes["gather4_rows"]], compiler.expr(notes["gather4_col"])
     tensor, tile = (target, source) if "is_scatter4" in notes else (source, target)

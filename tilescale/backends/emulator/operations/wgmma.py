@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -82,7 +81,9 @@ def _of_group(of_warp: Places, count: int, step: tuple[int, int]) -> Places:
     return rows, np.broadcast_to(column, (len(warp), *column.shape)).reshape(rows.shape)
 
 
-def _described(compiler: Compiler, matrices: Matrices, data: ir.Var, offset: Any, rows: int, along_k: bool) -> Operand:
+def _described(
+    compiler: Compiler, matrices: Matrices, data: ir.Var, offset: ir.PrimExpr, rows: int, along_k: bool
+) -> Operand:
     """The matrix that a descriptor names, at an offset."""
     (descriptor,), moved = elements_at(compiler, data, 0, 1), compiler.expr(offset)
 
@@ -112,7 +113,7 @@ class _Registers:
         private: the elements, where the buffer is thread-private.
     """
 
-    def __init__(self, compiler: Compiler, data: ir.Var, position: Any, count: int):
+    def __init__(self, compiler: Compiler, data: ir.Var, position: ir.PrimExpr | int, count: int):
         buffer = compiler.buffer_named(data)
         if buffer is None:
             raise UnsupportedError(f"the emulator does not follow the pointer {data}")

@@ -26,7 +26,7 @@ _WORD = np.dtype(np.uint32)
 _WIDTHS = (32, 64, 128, 256)
 
 
-def _within(compiler: Compiler, pointer: Any, nbytes: int) -> list[Element]:
+def _within(compiler: Compiler, pointer: ir.PrimExpr, nbytes: int) -> list[Element]:
     """The `nbytes` bytes of elements at a pointer."""
     dtype = numpy_dtype(element_type(str(buffer_of(compiler, pointer).dtype)))
     if nbytes % dtype.itemsize:

@@ -142,7 +142,7 @@ class _Survey:
             self.bound.append(stmt.var)
             self._follow_ranks(stmt.value)
 
-    def _follow_ranks(self, *expressions: Any) -> None:
+    def _follow_ranks(self, *expressions: ir.PrimExpr) -> None:
         """Ranks are not computed again for another program: where anything depends on a rank, it is deciding."""
         for expression in expressions:
             for var in ir.variables(expression):
@@ -158,7 +158,7 @@ class _Survey:
             else:
                 self._decides(arg)
 
-    def _decides(self, *expressions: Any) -> None:
+    def _decides(self, *expressions: ir.PrimExpr) -> None:
         for expression in expressions:
             self.deciding |= self._sources(expression)
 

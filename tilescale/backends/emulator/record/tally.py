@@ -8,7 +8,7 @@ two; a multiplication that an addition absorbs counts zero. Results of special f
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ def _statement(into: Tally, stmt: ir.Stmt, axes: Mapping[ir.Var, int], times: in
         _many(into, ir.children(stmt), axes, times)
 
 
-def _many(into: Tally, statements: Any, axes: Mapping[ir.Var, int], times: int) -> None:
+def _many(into: Tally, statements: Iterable[ir.Stmt], axes: Mapping[ir.Var, int], times: int) -> None:
     for stmt in statements:
         _statement(into, stmt, axes, times)
 
