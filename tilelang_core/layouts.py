@@ -13,6 +13,7 @@ from tilelang.layout import Fragment
 from tilelang_core import ir, logs
 from tilelang_core.lru import LruCache
 from tilelang_core.mends import mended
+from tilelang_core.prover import proving
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,12 @@ def inferred(func: ir.PrimFunc, target: Any) -> dict[str, TileLayout]:
 def _infer(func: ir.PrimFunc, target: Any) -> dict[str, TileLayout]:
     seen, config = _Inferred(), dict(func.attrs.get("tilelang_pass_configs", {})) if func.attrs else {}
     try:
-        with logs.following(), tvm.transform.PassContext(opt_level=3, config=config, instruments=[seen]), target:
+        with (
+            logs.following(),
+            proving(),
+            tvm.transform.PassContext(opt_level=3, config=config, instruments=[seen]),
+            target,
+        ):
             tilelang.lower(mended(func), target=target)
     except Exception:  # noqa: BLE001 - compiling the program reports the error
         pass
