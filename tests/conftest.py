@@ -71,7 +71,7 @@ def pytest_collection_finish():
         sys.modules["tilelang_core.compile"]._generated = SharedTexts(Path(os.environ["TESTS_SHARED"]))
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(500_000, 10, 10)
     gc.enable()
 
 
