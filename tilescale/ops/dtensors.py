@@ -114,7 +114,7 @@ def split_over(shard: Any, mesh: Any, dim: int, extent: int) -> Any:
     dim %= shard.ndim
     shape = (*shard.shape[:dim], extent, *shard.shape[dim + 1 :])
     inside = [[j for j in range(shard.ndim) if (shard.stride(j), i) < (shard.stride(i), j)] for i in range(shard.ndim)]
-    strides = tuple(math.prod(shape[j] for j in each) for each in inside)
+    strides = tuple([math.prod([shape[j] for j in each]) for each in inside])
     return DTensorPlacement(mesh, (_placement(dim),), shape, strides).made_of(shard)
 
 

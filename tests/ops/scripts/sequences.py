@@ -85,6 +85,19 @@ def check_generate(plain: nn.Module, model: nn.Module) -> None:
         assert model.generate(numbers(tokens), **how).equal(plain.generate(numbers(tokens), **how))
 
 
+def check_one_graph(plain: nn.Module, model: nn.Module) -> None:
+    """A compiler traces the model for each number of tokens; gradients are those of the whole model."""
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+    for tokens in (4, 5):
+        results = [each(numbers(tokens), use_cache=False).logits for each in (compiled, plain)]
+        near(*results)
+        for each, result in zip((model, plain), results, strict=True):
+            each.zero_grad()
+            result.float().pow(2).sum().backward()
+        for name, parameter in plain.named_parameters():
+            near(model.get_parameter(name).grad.full_tensor(), parameter.grad)
+
+
 class Copies(TorchDispatchMode):
     """Counts copies of tensors, also those inside of operators."""
 
@@ -139,5 +152,6 @@ if __name__ == "__main__":
     assert isinstance(layer.mlp.down_proj, ops.RowParallelLinear)
     check_logits_and_gradients(plain, model)
     check_generate(plain, model)
+    check_one_graph(plain, model)
     check_copies()
     print("passed", flush=True)
