@@ -22,6 +22,8 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
+PLANS = ("replicated", "sequence")
+"""Plans by the tokens of a rank between layers: all of them, or a part."""
 WHOLE, FEATURES, TOKENS = Replicate(), Shard(-1), Shard(1)
 PLACEMENTS = {
     "colwise": (ColwiseParallel, WHOLE, FEATURES),

@@ -14,12 +14,11 @@ from tests.comm.conftest import command, run_words
 
 pytest.importorskip("transformers")
 
-from tests.ops.families import FAMILIES  # noqa: E402 - it needs transformers
+from tests.ops.families import FAMILIES, PLANS  # noqa: E402 - it needs transformers
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "scripts/families.py"
 EMULATED = {"TILESCALE_TIMEOUT_S": "100", "TILESCALE_EMULATE": "1", "TILESCALE_CHECK": "none"}
-PLANS = ("replicated", "sequence")
 DRAW = random.Random(os.environ.get("FAMILIES_SEED", "0"))
 DRAWN = {2: ["replicated:float32:qwen3", "sequence:float32:deepseek_v2"], 1: [], 4: []}
 """By the number of ranks. Those named here have parameters between sharded features."""
