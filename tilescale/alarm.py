@@ -16,7 +16,7 @@ AGAIN_S = 5.0
 
 @contextlib.contextmanager
 def raise_after(seconds: float, error: Exception) -> Iterator[None]:
-    """Raise `error` in the code inside after `seconds`.
+    """Raise `error` in the code inside after `seconds`, and again every `AGAIN_S` seconds.
 
     Nothing happens where the system cannot interrupt it: in other threads than the main one, and without SIGALRM.
     """

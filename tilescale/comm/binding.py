@@ -84,7 +84,7 @@ def _nearest(gpu: Path, ports: Mapping[str, Path]) -> tuple[str, ...]:
 
 
 def _nearness(gpu: Path, adapter: Path) -> tuple[int, bool]:
-    """The longer the path that two PCI devices share the more; then whether they are on the same NUMA node."""
+    """Length of the PCI path that both devices share, and whether they are on the same NUMA node."""
     shared = os.path.commonprefix([gpu.resolve().parts, adapter.resolve().parts])
     return len(shared), _numa(gpu) == _numa(adapter)
 
@@ -97,7 +97,7 @@ def _numa(device: Path) -> str:
 
 
 def _share(nearest: Sequence[tuple[str, ...]], rank: int) -> tuple[str, ...]:
-    """This rank's part of the ports nearest to it: one of several ranks at least one, one alone all."""
+    """This rank's share of the ports nearest to it: at least one; all of them if no other rank has the same ports."""
     mine = nearest[rank]
     sharing = [other for other, near in enumerate(nearest) if near == mine]
     number = sharing.index(rank)

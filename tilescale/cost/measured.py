@@ -259,7 +259,7 @@ def _measured(text: dict[str, Any]) -> Measured:
 
 
 def _point(kind: type[Point], where: str, entry: Any) -> Point:
-    """Raises ValueError for anything else, and for numbers of nothing, but for a flag without data."""
+    """Read a measured point. Raises ValueError for another form, and for numbers not above 0 but a flag's 0 bytes."""
     point = made(kind, where, entry)
     given = (value for name, value in vars(point).items() if (kind, name) != (MeasuredFlag, "nbytes"))
     numbers = [n for value in given for n in (value if isinstance(value, tuple) else (value,))]

@@ -78,7 +78,7 @@ def region_bytes(region: ir.Call) -> int | None:
 
 
 def _bytes_at_most(region: ir.Call, names: Mapping[ir.Var, ir.PrimExpr]) -> int | None:
-    """An upper bound of the bytes of a region, None without one: an extent ends at the end of its buffer."""
+    """An upper bound of the bytes of a region, None without one: an extent is at most that of its buffer."""
     buffer, _, extents = ir.region_parts(region)
     pairs = zip(extents, buffer.shape, strict=False)
     bounds = [[ir.at_most(n, names) for n in pair] for pair in pairs]

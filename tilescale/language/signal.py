@@ -52,7 +52,7 @@ def flag_region(flag: Any) -> ir.Call:
     """A flag as the argument of an operation.
 
     Raises:
-        UsageError: it is not one element of an integer tensor.
+        UsageError: it is not one element of an integer tensor in device memory.
     """
     if not isinstance(flag, ir.BufferLoad):
         raise UsageError(

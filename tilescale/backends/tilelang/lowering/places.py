@@ -2,8 +2,8 @@
 """Collision of two stores in an element, where their indices are arithmetic that no prover separates.
 
 Why: persistent loops derive tiles from swizzled indices, and no prover can handle the quotients and remainders that
-keep the tiles of two iterations disjoint. So indices are evaluated for many iterations. Stores whose indices depend on
-memory count as colliding.
+keep the tiles of two iterations disjoint. So indices are evaluated for a random sample of iterations: a collision
+outside of the sample is missed. Stores whose indices depend on memory count as colliding.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from tilescale.program.effects import Access
 from tilescale.program.regions import BoundVariables
 
 _TURNS = 64
-"""Iterations of a loop that are evaluated: rings of slots repeat sooner."""
+"""Iterations of a loop that values are drawn from: rings of slots repeat sooner."""
 
 _SAMPLES = 192
+"""Draws of all variables."""
 
 _SIZE = 1 << 14
 """Value assumed for a symbolic size: larger than the evaluated iterations reach."""
@@ -28,7 +29,7 @@ _SIZE = 1 << 14
 def collide(
     a: Access, inside_a: BoundVariables, b: Access, inside_b: BoundVariables, around: Mapping[ir.Var, tuple[Any, Any]]
 ) -> bool:
-    """Whether two stores may collide; `around` are program indices and loops, each with its begin and extent."""
+    """Whether two stores collide in the sample. `around`: program indices and loops, each with its begin and extent."""
     sides = [_box(a, inside_a), _box(b, inside_b)]
     if any(pair is None or not all(map(ir.is_pure, pair)) for box in sides for pair in box):
         return True
@@ -59,7 +60,7 @@ def _turns(inside: BoundVariables) -> dict[ir.Var, tuple[Any, Any]]:
 def _drawn(
     ranges: Mapping[ir.Var, tuple[Any, Any]], fixed: Mapping[ir.Var, int], draw: random.Random
 ) -> dict[ir.Var, int] | None:
-    """A value of each variable, except those whose range another one drives; None if a range is empty."""
+    """Draw a value for each variable of `ranges`, in order: later ranges may depend on it. None if a range is empty."""
     values = dict(fixed)
     for var, (begin, extent) in ranges.items():
         first, count = _number(begin, values) or 0, _number(extent, values)
@@ -74,7 +75,7 @@ def _number(expr: ir.PrimExpr, values: Mapping[ir.Var, int]) -> int | None:
 
 
 def _collide_at(boxes: Sequence[Any], values: Mapping[ir.Var, int]) -> bool:
-    """Whether two boxes intersect for some values of their variables."""
+    """Whether two boxes intersect for these values of their variables; True where a bound stays unknown."""
     for one, other in boxes:
         (begin, end), (first, last) = ([_number(bound, values) for bound in pair] for pair in (one, other))
         if begin is None or end is None or first is None or last is None:
