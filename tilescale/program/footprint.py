@@ -139,14 +139,20 @@ def _directly(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
             yield from _directly(inner)
 
 
-def held(phase: GridPhase, launch: Launch, names: ProgramNames, machine: Machine) -> int:
-    """Programs of a grid that one tensor-owning unit holds at once; 0 if not even one fits."""
+def held(phase: GridPhase, launch: Launch, names: ProgramNames, machine: Machine, added: int = 0) -> int:
+    """Programs of a grid that one tensor-owning unit holds at once; 0 if not even one fits.
+
+    Args:
+        added: bytes of fragments that a program gets in addition.
+    """
     program = machine.program_level
     if program.count is not None and not program.virtual:
         return program.count
     room = machine.capacity(machine.layer_for("shared").name)
     shared = min(fullest(phase, launch, names, machine).nbytes, room)
     registers = machine.capacity(machine.layer_for("fragment").name, launch.thread_count)
-    fragments = min(sum(tile_bytes(machine, launch, names, FRAGMENTS).values()), registers)
+    touched = {access.root for access in names.all_effects(phase.stmt).accesses}
+    sizes = tile_bytes(machine, launch, names, FRAGMENTS)
+    fragments = min(added + sum(size for root, size in sizes.items() if root in touched), registers)
     per_unit = machine.residency(threads=launch.thread_count, shared_bytes=shared, fragment_bytes=fragments)
     return per_unit * machine.count(program.name, machine.tensor_level.name)
