@@ -82,6 +82,25 @@ def test_a_queue_that_waited_for_a_flag_starts_up_again():
     assert starting.seconds == pytest.approx(ENGINE.startup) and moving.begin_s == starting.end_s
 
 
+def test_it_starts_up_for_each_flag_that_it_looks_at():
+    """Also where the flag was raised while the queue sent: measured reduce-scatters take a start-up for each chunk."""
+
+    @T.prim_func
+    def program(X: T.Tensor((2, 4 * MIB), "float32"), Y: T.Tensor((2, 4 * MIB), "float32")):
+        with T.Kernel(device=2, block=4, threads=128):
+            done, arrived = T.alloc_flags(2), T.alloc_flags(2)
+            with T.Scale("device") as (rank, _):
+                for i in T.serial(2):
+                    T.copy(X[i, :], Y[i, :], dst=1 - rank, signal=arrived[i], after=(done[i], ">=", 4))
+            with T.Scale("block"):
+                T.signal(done[0])
+                T.signal(done[1])
+
+    *_, first, starting, second = (span for span in spans_of(program, "copy queue") if span.kind != "wait")
+    assert (first.name, second.name) == ("put", "put") and starting.begin_s == pytest.approx(first.end_s)
+    assert starting.seconds == pytest.approx(ENGINE.startup) and second.begin_s == starting.end_s
+
+
 def test_the_fork_and_the_join_of_a_queue_are_not_hidden():
     """Whether the grids or the queue end last."""
     for products in (1, 400):

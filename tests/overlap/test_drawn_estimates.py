@@ -70,7 +70,7 @@ def reduction(devices: int, M: int, N: int, K: int, tm: int, tn: int, stages: in
 
 
 def drawn(random: Random) -> tuple[Any, tuple[str, ...]]:
-    """A program, and its carriers: queues that send to several others wait again in the estimate alone."""
+    """A program, and its carriers."""
     kind, devices = random.choice(["gather", "scatter", "reduce"]), random.choice([2, 2, 4])
     tm, tn, stages = random.choice([(64, 128, 4), (128, 128, 3), (128, 128, 4), (128, 256, 3)])
     M, K = devices * tm * random.randint(1, 1536 // tm), 64 * random.randint(16, 64)
@@ -80,7 +80,7 @@ def drawn(random: Random) -> tuple[Any, tuple[str, ...]]:
     if kind == "gather":
         return gather(devices, M, N, K, tm, tn, stages), ("queue",)
     program = reduction(devices, M, N, K * devices, tm, tn, stages, kind == "scatter")
-    return program, ("queue", "tiles") if devices == 2 else ("tiles",)
+    return program, ("queue", "tiles")
 
 
 def simulated(program: Any) -> float:

@@ -16,6 +16,7 @@ import tilescale
 import tilescale.language as T
 from tests.ladder import NUMBERED, load
 from tests.overlap.support import H200, overlapped
+from tests.overlap.test_drawn_estimates import reduction, simulated
 from tilescale.passes.overlap.estimate import RowTransport, reduced
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.tile_cost import TileWork, last
@@ -50,6 +51,30 @@ def test_tiles_that_read_share_the_bandwidth_of_the_memory():
     halves = TileWork(tiles=4, tile=1.0, at_once=4, streamed=2.0)
     assert halves.done([0.0, 3.0]).tolist() == [4, 4, 8, 8] and halves.done([0.0, 9.0]).tolist() == [4, 4, 13, 13]
     assert halves.done([0.0, 20.0]).tolist() == [4, 4, 24, 24]
+
+
+def test_tiles_that_share_a_place_are_done_together():
+    """Those that wait for rows leave its arithmetic to the others."""
+    work = TileWork(tiles=10, tile=1.0, at_once=2, waits=0.5, each=2)
+    assert work.seconds == 6.5 and work.done().tolist() == [2.5] * 4 + [5] * 4 + [6.5] * 2
+    assert work.done([0.0, 20.0])[:5].tolist() == [2.5] * 4 + [4]
+    assert work.done([0.0] * 2 + [20.0] * 8)[:4].tolist() == [1.5] * 2 + [21.5] * 2
+
+
+def test_tiles_that_wait_for_a_sum_keep_their_places():
+    """The next ones begin when they end; nothing is computed again then."""
+    work = TileWork(tiles=6, tile=1.0, at_once=1, each=2)
+    assert work.done(until=[0.0, 9.0, 9.0]).tolist() == [2, 2, 9, 9, 11, 11]
+
+
+def test_a_last_chunk_has_the_remainder():
+    network = H200.network("device")
+    engine = network.mechanism("copy_engine")
+    travel = RowTransport(network, engine, parts=2, height=1024, row_bytes=1 << 14, local=1e-12)
+    assert travel.cut(1024) == [1024] and travel.cut(768) == [768, 256]
+    assert list(travel.chunks(128)) == [128, 256, 384, 512, 1024]
+    ends = [reduced(travel, chunk, TileWork(2, 1e-6, 2), everywhere=True, behind=False) for chunk in (1024, 768)]
+    assert ends[1] - ends[0] == pytest.approx(2 * (engine.startup + network.latency), rel=0.1)
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
@@ -124,6 +149,14 @@ def test_what_small_tiles_carry_through_the_cache_is_estimated(number: int, size
     (move,) = overlap(func, H200)[1].moves
     in_order = tilescale.emulate(func, data=False, machine=H200).time_us
     assert move.in_order_s is not None and move.in_order_s * 1e6 == pytest.approx(in_order, rel=0.05)
+
+
+def test_a_device_reads_its_shard_and_not_the_whole_matrix():
+    """Few tiles of eight devices, which stream their operands."""
+    func = reduction(8, 128, 4608, 8 * 1024, 64, 128, 4, scatters=True)
+    (move,) = overlap(func, H200)[1].moves
+    assert move.in_order_s is not None
+    assert move.in_order_s * 1e6 == pytest.approx(simulated(func), rel=0.1)
 
 
 def test_a_grid_of_few_tiles_gains_nothing_and_the_estimate_knows():

@@ -69,7 +69,7 @@ def _rows(site: CollectiveSite, uses: AccessMaps) -> Partition:
 
 def _gathered(travel: RowTransport, chunk: int, work: TileWork) -> float:
     """Seconds until a grid ends that processes chunks of rows when all units' columns of them are there."""
-    steps = [(travel.parts - 1) * travel.sending(chunk)] * -(-travel.height // chunk)
+    steps = [(travel.parts - 1) * travel.sending(rows) for rows in travel.cut(chunk)]
     return travel.keeping(travel.height) + float(work.done(travel.queue.startup + np.cumsum(steps))[-1])
 
 

@@ -109,9 +109,19 @@ def _check_fits(use: TensorUse, arrivals: ArrivalReduce, tile: ir.Buffer, uses: 
     """Raise Declined if a tile and what is added do not fit into registers."""
     machine, launch = uses.machine, use.launch
     room = machine.capacity(machine.layer_for("fragment").name, launch.thread_count)
-    kinds = [str(arrivals.own.dtype), "float32", *([str(tile.dtype)] if ir.scope_kind(tile) == "fragment" else [])]
-    if sum(bytes_of(tile.shape, kind) or 0 for kind in kinds) > room:
+    held = bytes_of(tile.shape, tile.dtype) or 0 if ir.scope_kind(tile) == "fragment" else 0
+    if held + added_bytes(use, str(arrivals.own.dtype)) > room:
         raise Declined("a tile and what is added to it do not fit into registers", location(use.stmts[0]))
+
+
+def added_bytes(use: TensorUse, dtype: str) -> int:
+    """Bytes of the fragments of a program that adds up tiles: a part of some type, and the total.
+
+    Raises:
+        Declined: the tiles are not copies of a whole matrix.
+    """
+    tile, _ = stored(use)
+    return sum(bytes_of(tile.shape, kind) or 0 for kind in (dtype, "float32"))
 
 
 def is_free(tile: ir.Buffer, store: ir.Stmt, use: TensorUse, uses: AccessMaps, kind: str = "shared") -> bool:

@@ -8,6 +8,7 @@ grid processes the chunks in the order in which they arrive, or leave.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +36,8 @@ from tilescale.passes.overlap.partition import Partition
 from tilescale.passes.overlap.schedule import QUEUE, Move
 from tilescale.passes.overlap.tile_cost import TileWork, bandwidth_of, last
 
-MOST_CHUNKS = 32
-"""Chunks of a part, at most."""
+COUNTS = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+"""Possible numbers of chunks of a part."""
 
 CLOSE = 0.02
 """Relative difference of estimates below which more chunks are preferred, as tiles do not all begin and end
@@ -130,33 +131,37 @@ class RowTransport:
         return (self.parts + 1) * rows * self.row_bytes * self.local / 2 / SUMMING
 
     def held(self, work: TileWork, everywhere: bool) -> TileWork:
-        """The cost of a grid whose programs send remote tiles themselves, and stay resident until these are sent.
+        """The cost of a grid whose programs send remote tiles themselves, and stay resident until these are sent: the
+        link takes one after the other, so that those that share a place are not done together.
 
         Args:
             everywhere: whether they send their sums of local tiles, too.
         """
         sent = self.queue.seconds((1 + everywhere) * (self.parts - 1) * self.height * self.row_bytes, starts=0)
-        return replace(work, tile=work.tile + sent / work.waves, streamed=work.streamed + sent / work.tiles)
+        return replace(work, tile=work.tile + sent / work.waves, streamed=work.streamed + sent / work.tiles, each=1)
 
-    def summing(self, work: TileWork) -> float:
-        """Seconds in which a tile adds up its parts, one after the other, and stores the sum."""
+    def summing(self, work: TileWork, chunk: int) -> float:
+        """Seconds in which a tile adds up its parts, one after the other, and stores the sum. Resident tiles of a chunk
+        do so together, when its rows have arrived."""
         a_byte, latency = self.loading
         tile = self.parts * self.height * self.row_bytes / work.tiles
-        return (self.parts - 1) * latency + self.parts * tile * a_byte
+        together = min(work.resident, math.ceil(work.tiles * chunk / (self.parts * self.height)))
+        return (self.parts - 1) * latency + self.parts * tile * max(a_byte, together * self.local / 2)
 
     def chunks(self, step: int) -> Iterator[int]:
-        """Possible numbers of rows of a chunk: whole steps, at last the whole part."""
-        rows = max(step, -(-self.height // MOST_CHUNKS // step) * step)
-        while rows < self.height:
-            yield rows
-            rows *= 2
-        yield self.height
+        """Possible numbers of rows of a chunk: whole steps, which cut a part into nearly equal chunks."""
+        found = (-(-self.height // (count * step)) * step for count in COUNTS)
+        yield from dict.fromkeys(min(rows, self.height) for rows in found)
+
+    def cut(self, chunk: int) -> list[int]:
+        """Rows of each chunk of a part: the last one has the remainder."""
+        return [min(chunk, self.height - first) for first in range(0, self.height, chunk)]
 
 
 def gathered(travel: RowTransport, chunk: int, work: TileWork) -> float:
     """Seconds until a grid ends that processes the parts in the order in which an all-gather delivers them."""
-    each = -(-travel.height // chunk)
-    steps = [travel.keeping(chunk)] * each + [travel.sending(chunk)] * each * (travel.parts - 1)
+    rows = travel.cut(chunk)
+    steps = [*map(travel.keeping, rows), *list(map(travel.sending, rows)) * (travel.parts - 1)]
     return float(work.done(travel.queue.startup + np.cumsum(steps))[-1])
 
 
@@ -195,15 +200,15 @@ def reduced(
     arrived = _gone(travel, chunk, _completed(travel, chunk, work, together)[:others])
     # The last to send here is the unit after.
     add_up = _added_behind if behind else _added_where_made
-    own = add_up(travel, chunk, work, arrived[others - each :] or [0.0] * each)
+    mine = arrived[others - each :] or [0.0] * each
+    if not behind:  # tiles of a group are of all its chunks
+        mine = [mine[min(first // together * together + together, each) - 1] for first in range(each)]
+    own = add_up(travel, chunk, work, mine)
     if not everywhere:
         return own[-1]
     if travel.by_tiles:  # programs have sent their sums when they end
         return own[-1] + travel.network.latency
-    sent = arrived[-1]
-    for ready in own:
-        sent = max(sent, ready) + (travel.parts - 1) * (travel.queue.startup + travel.sending(chunk))
-    return max(own[-1], sent)
+    return max(own[-1], _gone(travel, chunk, np.tile(own, travel.parts - 1), arrived[-1])[-1])
 
 
 def tiles_summed(machine: Machine, whole: CollectiveQuery, work: TileWork, tile: int) -> float:
@@ -236,28 +241,33 @@ def _completed(travel: RowTransport, chunk: int, work: TileWork, together: int) 
 def _added_where_made(travel: RowTransport, chunk: int, work: TileWork, arrived: list[float]) -> list[float]:
     """Completion time of each local chunk if its tiles add it up: they are last, and wait in their epilogue."""
     each, others = len(arrived), (travel.parts - 1) * len(arrived)
-    ends = work.done([0.0] * others + [max(came - work.tile - work.waits, 0.0) for came in arrived])
+    ends = work.done(until=[0.0] * others + arrived)
     tiles = (last(others + number, others + each, work.tiles) for number in range(each))
-    return [float(ends[tile]) + travel.summing(work) for tile in tiles]
+    return [float(ends[tile]) + travel.summing(work, chunk) for tile in tiles]
 
 
 def _added_behind(travel: RowTransport, chunk: int, work: TileWork, arrived: list[float]) -> list[float]:
     """Completion time of each local chunk if a separate grid adds it up after all tiles."""
     now, found = work.seconds, []
-    for came in arrived:
-        now = max(now, came) + travel.adding(chunk)
+    for came, rows in zip(arrived, travel.cut(chunk), strict=True):
+        now = max(now, came) + travel.adding(rows)
         found.append(now)
     return found
 
 
-def _gone(travel: RowTransport, chunk: int, made: np.ndarray) -> list[float]:
-    """When each chunk has arrived, of those that leave one after the other once they are made. A queue that waits for a
-    flag begins only then, so that the start-up of each counts; what programs send is there when they are done."""
+def _gone(travel: RowTransport, chunk: int, made: np.ndarray, begin: float = 0.0) -> list[float]:
+    """When each chunk of some parts has arrived, of those that leave one after the other once they are made. A queue
+    that waits for a flag begins only then, so that the start-up of each counts; what programs send is there when they
+    are done.
+
+    Args:
+        begin: when the queue is free.
+    """
     if travel.by_tiles:
         return [ready + 2 * travel.network.latency for ready in made.tolist()]  # of a tile, and of its signal
-    now, found = 0.0, []
-    for ready in made.tolist():
-        now = max(now, ready) + travel.queue.startup + travel.sending(chunk)
+    now, found = begin, []
+    for ready, rows in zip(made.tolist(), itertools.cycle(travel.cut(chunk)), strict=False):
+        now = max(now, ready) + travel.queue.startup + travel.sending(rows)
         found.append(now)
     return found
 

@@ -27,7 +27,7 @@ from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.accumulators import add_to_accumulators
 from tilescale.passes.overlap.arrival_reduce import COMBINED, ArrivalReduce, copy, sum_of, tile_shape, whole
 from tilescale.passes.overlap.chunks import RowChunks, flag, put, signal, wait
-from tilescale.passes.overlap.epilogue import EpilogueTile, add_where_made, stored
+from tilescale.passes.overlap.epilogue import EpilogueTile, add_where_made, added_bytes, stored
 from tilescale.passes.overlap.estimate import WORTH, RowTransport, align, choose_chunk, in_order, reduced
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten
 from tilescale.passes.overlap.partition import Partition, check_whole, same_extents
@@ -163,14 +163,23 @@ def _choose(scatter: _SplitReduction, move: Move, carrier: str) -> int:
     travel = RowTransport.of(site, uses, rows.parts, rows.height, carrier)
     if move.wire is not None:
         travel = replace(travel, row_bytes=travel.row_bytes * ir.bits(move.wire) // ir.bits(str(rows.buffer.dtype)))
-    work = TileWork.of(maker, uses, scatter.level)
+    grid = TileWork.of(maker, uses, scatter.level)
+    alone = move.adds in (GRID, ACCUMULATORS)
+    work = grid if alone else TileWork.of(maker, uses, scatter.level, _summed_bytes(scatter))
 
     def seconds(chunk: int) -> float:
         return reduced(travel, chunk, work, everywhere=scatter.everywhere, behind=move.adds == GRID)
 
     step = uses.step(maker, rows.height, scatter.level)
-    move.in_order_s = in_order(site, uses, work.seconds)
+    move.in_order_s = in_order(site, uses, grid.seconds)
     return choose_chunk(move, travel, rows, step, seconds, carrier)
+
+
+def _summed_bytes(scatter: _SplitReduction) -> int:
+    """Bytes of the fragments in which a program adds up a tile; none if it cannot."""
+    with contextlib.suppress(Declined):
+        return added_bytes(scatter.maker, str(scatter.rows.buffer.dtype))
+    return 0
 
 
 def _choose_wire(scatter: _SplitReduction, move: Move) -> str:

@@ -11,6 +11,7 @@ even if most rows arrived before.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from tilelang_core import ir, tl
 from tilelang_core.tiles import regions_of
 from tilescale.hda import Machine
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
+from tilescale.program.footprint import held
 from tilescale.program.grids import UnknownValue
 from tilescale.program.model import GridPhase, Launch, bytes_of
 
@@ -32,10 +34,11 @@ class TileWork:
     Attributes:
         tiles: how many there are.
         tile: seconds of each.
-        at_once: how many a unit makes at a time.
+        at_once: how many a unit makes at a time, each in a place of its own.
         streamed: seconds in which the unit's memory delivers what a tile reads. All tiles share its bandwidth: those of
             a last wave that is not full have more each.
         waits: seconds of a tile's latencies of the memory, which only tiles hide that read at the same time.
+        each: tiles that are resident in a place at the same time, and share its arithmetic: they are done together.
     """
 
     tiles: int
@@ -43,10 +46,14 @@ class TileWork:
     at_once: int
     streamed: float = 0.0
     waits: float = 0.0
+    each: int = 1
 
     @classmethod
-    def of(cls, use: TensorUse, uses: AccessMaps, level: str) -> TileWork:
+    def of(cls, use: TensorUse, uses: AccessMaps, level: str, added: int = 0) -> TileWork:
         """Cost of the grid of a use: a tile is an iteration of a program that reaches the use.
+
+        Args:
+            added: bytes of fragments that the grid's programs get in addition.
 
         Raises:
             Declined: how many there are is known at launch only.
@@ -62,38 +69,61 @@ class TileWork:
         cache, alone = memory.cache_bandwidth or float("inf"), memory.per_program or float("inf")
         traffic = max(_bytes(use.phase, uses) / bandwidth_of(machine), carried / cache)
         tile = max(arithmetic * places, carried / alone) / tiles
-        return cls(tiles, tile, at_once, traffic / tiles, WAITS * memory.latency)
+        each = max(held(use.phase, use.launch, uses.names, machine, added) // places, 1)
+        return cls(tiles, tile, at_once, traffic / tiles, WAITS * memory.latency, each)
 
     @property
     def seconds(self) -> float:
         """Seconds until all tiles are done, without waits."""
-        return max(self.waves * (self.tile + self.waits), self.tiles * self.streamed + self.waits)
+        latencies = -(-self.waves // self.each) * self.waits
+        return max(self.waves * self.tile + latencies, self.tiles * self.streamed + self.waits)
 
     @property
     def waves(self) -> int:
         """The number of tiles of a place."""
         return -(-self.tiles // self.at_once)
 
-    def done(self, ready: np.ndarray | Sequence[float] = (0.0,)) -> np.ndarray:
+    @property
+    def resident(self) -> int:
+        """Tiles that a unit has begun at the same time, at most."""
+        return self.at_once * self.each
+
+    def done(self, ready: Chunks = (0.0,), until: Chunks = (0.0,)) -> np.ndarray:
         """When each tile is done, in the order in which they begin.
 
         Args:
             ready: when the rows of each chunk are there, which the tiles go through in order.
+            until: when tiles of each chunk may end, which occupy their places until then.
         """
-        each = np.maximum.accumulate(ready)[last(np.arange(self.tiles), self.tiles, len(ready))]
-        done = np.empty(self.tiles)
-        for first in range(0, self.tiles, self.at_once):
-            wave = slice(first, min(first + self.at_once, self.tiles))
-            free = done[first - self.at_once : wave.stop - self.at_once] if first else 0.0
-            done[wave] = np.maximum(each[wave], free) + self.tile + self.waits
-        return np.maximum(done, self._read(each) + self.waits)
+        ends, number = np.empty(self.tiles), np.arange(self.tiles)
+        there, kept = (np.maximum.accumulate(c)[last(number, self.tiles, len(c))] for c in (ready, until))
+        for first in range(0, self.tiles, self.resident):
+            wave = slice(first, min(first + self.resident, self.tiles))
+            free = ends[first - self.resident : wave.stop - self.resident] if first else 0.0
+            made = self._shared(np.maximum(there[wave], free))
+            ends[wave] = np.maximum(made, kept[wave])
+        return np.maximum(ends, self._read(there) + self.waits)
+
+    def _shared(self, begin: np.ndarray) -> np.ndarray:
+        """When tiles are done that are resident at the same time: those that share a place, and have begun, together.
+        """
+        step, done = self.at_once, begin + self.tile + self.waits
+        levels = [slice(first, first + step) for first in range(0, len(begin), step)]
+        for before, level in itertools.pairwise(levels):
+            count = len(done[level])
+            done[level] = np.maximum(done[level], done[before][:count] + self.tile)
+        for level, after in reversed(list(itertools.pairwise(levels))):
+            count = len(done[after])
+            mine = done[level][:count]
+            done[level][:count] = np.where(begin[after] < mine, done[after], mine)
+        return done
 
     def _read(self, ready: np.ndarray) -> np.ndarray:
         """When each tile has read its operands. Tiles that run at once, and are ready at once, read together."""
         number = np.arange(self.tiles)
         before = number * self.streamed
         in_order = np.maximum.accumulate(ready - before) + before + self.streamed
-        begins = np.diff(number // self.at_once, prepend=-1) + np.diff(ready, prepend=ready[0]) > 0
+        begins = np.diff(number // self.resident, prepend=-1) + np.diff(ready, prepend=ready[0]) > 0
         together = np.cumsum(begins) - 1
         return in_order[np.append(np.flatnonzero(begins)[1:] - 1, self.tiles - 1)][together]
 
@@ -101,6 +131,9 @@ class TileWork:
         """Seconds at which each of `chunks` equal chunks of tiles is complete, if no tile waits."""
         return self.done()[last(np.arange(chunks), chunks, self.tiles)]
 
+
+Chunks = np.ndarray | Sequence[float]
+"""A time for each chunk of rows."""
 
 WAITS = 3
 """Memory latencies of a tile that nothing of it hides: the first loads of a pipeline, the second ones, the stores."""
@@ -117,9 +150,11 @@ def places_of(machine: Machine) -> int:
 
 
 def _bytes(phase: GridPhase, uses: AccessMaps) -> int:
+    """Bytes of all tensors that a grid touches: of a unit's shard, where it has a part of a parameter."""
+    shards = {p.buffer.data: p.shape for p in uses.program.parameters if p.buffer is not None}
     touched = {a.root for a in uses.names.all_effects(phase.stmt).accesses}
     homes = [uses.names.homes[root] for root in touched if root in uses.names.homes]
-    return sum(bytes_of(b.shape, b.dtype) or 0 for b in homes if b.scope() == "global")
+    return sum(bytes_of(shards.get(b.data, b.shape), b.dtype) or 0 for b in homes if b.scope() == "global")
 
 
 def _done(phase: GridPhase, launch: Launch, uses: AccessMaps, repeats: int) -> Iterator[tuple[ir.Stmt, float]]:

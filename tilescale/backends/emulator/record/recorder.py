@@ -291,8 +291,8 @@ class Recorder(Observer[Frame, Home]):
         count = self._counts.get(place, 0)
         if count:
             # A queue that waited for a flag starts up again.
-            lag = self._queue.startup if self.log.task.engine == COPY_QUEUE else 0.0
-            self.log.step(AcquireStep(place, count, f"wait for {home.name}", home.where, holds, lag_s=lag))
+            delay = self._queue.startup if self.log.task.engine == COPY_QUEUE else 0.0
+            self.log.step(AcquireStep(place, count, f"wait for {home.name}", home.where, holds, delay))
 
     def looked(self, element: np.ndarray, where: Location | None) -> None:
         """A polling loop of the current task has ended with the value it read from a flag."""
