@@ -77,6 +77,18 @@ def test_float32_layers_become_ours(mesh: DeviceMesh):
     assert isinstance(made[0], ops.ColumnParallelLinear) and isinstance(made[2], ops.RowParallelLinear)
 
 
+def test_adapters_of_split_layers_are_refused(mesh: DeviceMesh):
+    """They take the shard for the whole layer; other modules may wrap it."""
+    made = ops.parallelize_module(model(), mesh, PLAN)
+    adapter = type("Linear", (nn.Module,), {"__module__": "peft.tuners.lora.layer"})()
+    for layer in (made[0], made[2]):
+        with pytest.raises(ArgumentError, match="adapter of PEFT, Linear, around a layer that is split"):
+            adapter.base_layer = layer
+        nn.Module().base_layer = layer
+    adapter.base_layer = nn.Linear(2, 2)
+    adapter.original_module = made[0]
+
+
 class Conv1D(nn.Module):
     """A linear layer of another class, as GPT-2 of transformers has it."""
 
@@ -87,7 +99,7 @@ class Conv1D(nn.Module):
 
 @pytest.mark.parametrize(
     ("last", "said"),
-    [(lambda: nn.Linear(16, 0, bias=False), "has 0 output features"), (Conv1D, "'1', which is Conv1D")],
+    [(lambda: nn.Linear(16, 0, bias=False), "has 0 output features"), (Conv1D, "'1', which is .*parallelize.Conv1D")],
 )
 def test_a_refused_plan_changes_nothing(mesh: DeviceMesh, last: Callable[[], nn.Module], said: str):
     layers = nn.Sequential(model(), last())

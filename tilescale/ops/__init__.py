@@ -24,6 +24,7 @@ linear.py siblings.py layer_products.py    layers, those with one input, and the
 parallelize.py                      the plan that puts them in models
 token_wise.py                       norms where tokens are split over the ranks
 partial_gradients.py                gradients of replicated values that meet a rank's features
+adapters.py                         an error for adapters of layers that are split
 workspace.py                        symmetric and local workspaces, made once
 symm_mem.py                         replacements of PyTorch's fused operators; install.py: a report of them
 wide_results.py                     their float8 GEMMs with results in float16 and float32

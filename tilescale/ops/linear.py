@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tilescale.errors import ArgumentError
+from tilescale.ops.adapters import refuse_adapters
 from tilescale.ops.arguments import SUMS, as_autocast, check_like, check_tensor
 from tilescale.ops.dtensors import DTensorPlacement, brought, is_dtensor, split_over
 from tilescale.ops.float8 import Float8, spelled, times
@@ -100,6 +101,7 @@ class ParallelLinear(nn.Linear):
         cls, linear: nn.Linear, group: Any, sequence: bool, float8: Float8 | None = None, keep_gathered: bool = False
     ) -> Any:
         """`shard` for a layer whose features are this rank's, and whose parameters are, or will be, their parts."""
+        refuse_adapters(ParallelLinear)
         linear.__class__ = cls
         linear.group, linear.sequence = group_name(group), sequence  # type: ignore[assignment]
         linear.float8, linear.keep_gathered = float8, keep_gathered  # type: ignore[assignment]

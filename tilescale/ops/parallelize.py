@@ -162,7 +162,7 @@ def _shards(module: nn.Module, styles: Mapping[str, Any], gathers: set[str]) -> 
             others[shard].append(name)
         elif not isinstance(layer, nn.Embedding) and _is_own_style(style):
             raise ArgumentError(
-                f"parallelize_plan names {name!r}, which is {type(layer).__name__}",
+                f"parallelize_plan names {name!r}, which is {type(layer).__module__}.{type(layer).__name__}",
                 hint="supported: torch.nn.Linear, torch.nn.Embedding and their subclasses: leave it out of the plan",
             )
     for reason, names in others.items():
