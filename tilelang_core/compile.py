@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import tilelang
 import tvm
@@ -34,7 +34,9 @@ from tilelang_core.partial_layouts import with_whole_layouts
 from tilelang_core.prover import proving
 from tilelang_core.rewrite import COMPOSED
 from tilelang_core.source_rewrites import Rewrite, keyed, through
-from tilelang_core.stock_passes import rewriting
+from tilelang_core.stock_passes import ended_after, rewriting
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,9 @@ class GeneratedText:
     dynamic_shared: int
 
 
-_generated: LruCache[Hashable, GeneratedText] = LruCache(128)
-"""The last functions that were lowered: the text of each and its attributes, the target, and options of passes."""
+_generated: LruCache[Hashable, Any] = LruCache(128)
+"""The last functions that were lowered, as a whole or up to their tile operations: the text of each and its attributes,
+the target, and options of passes."""
 
 _TEXT_HOOK = "tilelang_callback_cuda_postproc"
 """TileLang's extension point, which gets the text of every CUDA kernel."""
@@ -79,14 +82,36 @@ def generate(
 
     The same function is lowered once, although its text is checked, measured for residency, and shown.
     """
-    target = determine_target(target, return_object=True)
-    own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
-    config = {**dict(own), **(pass_configs or {})}
-    made = _kept((func.script(show_meta=True), str(target), repr(config)), lambda: _lower(func, target, config))
+    target, config, key = _lowering_of(func, target, pass_configs)
+    made = _kept(key, lambda: _lower(func, target, config))
     return replace(made, text=through(rewrites, made.text))
 
 
-def _kept(key: Hashable, make: Callable[[], GeneratedText]) -> GeneratedText:
+def check_tiles(func: tirx.PrimFunc, target: Any, pass_configs: dict[str, Any] | None = None) -> None:
+    """Lower a function as far as its tile operations, for the errors of their distribution over threads.
+
+    What follows is more than half of a lowering.
+    """
+    target, config, key = _lowering_of(func, target, pass_configs)
+
+    def lower() -> None:
+        with ended_after("LowerTileOp") as instrument:
+            _lower(func, target, config, [instrument])
+
+    _kept(("tiles", key), lower)
+
+
+def _lowering_of(
+    func: tirx.PrimFunc, target: Any, pass_configs: dict[str, Any] | None
+) -> tuple[Any, dict[str, Any], Hashable]:
+    """The target, the options of passes, and the key of the cached text."""
+    target = determine_target(target, return_object=True)
+    own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
+    config = {**dict(own), **(pass_configs or {})}
+    return target, config, (func.script(show_meta=True), str(target), repr(config))
+
+
+def _kept(key: Hashable, make: Callable[[], T]) -> T:
     """The cached result of a key. With a text callback of the user, always made anew."""
     if tvm_ffi.get_global_func(_TEXT_HOOK, allow_missing=True) is not None:
         return make()
@@ -112,8 +137,9 @@ def _is_composed(func: tirx.PrimFunc) -> bool:
     return bool(func.attrs) and COMPOSED in func.attrs
 
 
-def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> GeneratedText:
-    with _lowering(func), tvm.transform.PassContext(opt_level=3, config=config), target:
+def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any], instruments: Sequence[Any] = ()) -> GeneratedText:
+    context = tvm.transform.PassContext(opt_level=3, config=config, instruments=list(instruments))
+    with _lowering(func), context, target:
         lowered = tilelang.lower(func, target=target)
     return GeneratedText(zero_trip_loops.mended(lowered.kernel_source), _dynamic_shared(lowered.device_mod))
 

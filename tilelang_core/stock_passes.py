@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rewrites of functions before or after one of stock TileLang's passes."""
+"""Rewrites of functions before or after one of stock TileLang's passes, and lowerings that end after one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tilelang.transform
+import tvm
 from tvm import tirx
 from tvm.ir.transform import Sequential
 from tvm.tirx.transform import prim_func_pass
 
 
 @contextlib.contextmanager
-def rewriting(
-    name: str, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc], *, after: bool = False
-) -> Iterator[None]:
+def rewriting(name: str, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc], *, after: bool = False) -> Iterator[None]:
     """Within the block, stock's pass of this name gets functions rewritten, or what it made is, if `after`."""
     stock = getattr(tilelang.transform, name)
     own = prim_func_pass(lambda func, module, context: rewrite(func), opt_level=0, name=f"tilelang_core.{name}")
@@ -29,3 +28,26 @@ def rewriting(
         yield
     finally:
         setattr(tilelang.transform, name, stock)
+
+
+@contextlib.contextmanager
+def ended_after(name: str) -> Iterator[Any]:
+    """Context of a lowering that ends after stock's pass of this name; gives the instrument for the lowering."""
+    end = _End(name)
+    try:
+        yield end
+    except Exception:
+        if not end.is_reached:
+            raise
+
+
+@tvm.instrument.pass_instrument
+class _End:
+    def __init__(self, name: str) -> None:
+        self._name, self.is_reached = name, False
+
+    def run_after_pass(self, module: Any, info: Any) -> None:
+        """A pass has ended."""
+        if str(info.name).endswith(self._name):
+            self.is_reached = True
+            raise RuntimeError("the other passes are not needed")

@@ -4,6 +4,7 @@
 from typing import Any
 
 import pytest
+import tilelang.transform
 import torch
 
 import tilescale
@@ -182,6 +183,16 @@ def test_a_tile_whose_layout_others_say(monkeypatch: pytest.MonkeyPatch):
     for _ in range(2):
         runs(scaled, (100, 128))
     assert len(asked) == 1
+
+
+def test_tiles_are_checked_without_the_rest_of_a_lowering(monkeypatch: pytest.MonkeyPatch):
+    later: list[str] = []
+    stock = tilelang.transform.StorageRewrite
+    monkeypatch.setattr(tilelang.transform, "StorageRewrite", lambda: later.append("StorageRewrite") or stock())
+    func = cleared((3, 640), 128)
+    runs(func, (3, 640))
+    assert not later
+    assert lowered(func).source({}) and later
 
 
 def test_the_emulator_of_another_machine_shares_out_any_tile():

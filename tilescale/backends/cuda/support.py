@@ -27,7 +27,7 @@ from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.backends.tilelang.lowering.program import LoweredProgram
 from tilescale.backends.tilelang.lowering.program import lower as lower_for
 from tilescale.backends.tilelang.nvshmem_link import IMPL
-from tilescale.backends.tilelang.text import DEVICES, STRIDE, checked
+from tilescale.backends.tilelang.text import DEVICES, STRIDE, check_tiles, checked
 from tilescale.backends.tilelang.upstream_errors import explained
 from tilescale.collectives import AvailableAlgorithms, CollectiveQuery
 from tilescale.errors import ShapeError, TileScaleError
@@ -76,7 +76,7 @@ def check(program: Program, machine: Machine) -> None:
     key = program.func, machine.digest
     if key not in _even and may_be_uneven(program, machine):
         try:
-            lower(program, AnyTarget.of(program, machine)).source({})
+            lower(program, AnyTarget.of(program, machine)).check_tiles()
         except ShapeError:
             raise
         except TileScaleError:
@@ -113,6 +113,11 @@ class PlainLowered:
         """
         with self._explained(options):
             return self._text(self.program.func, options)
+
+    def check_tiles(self) -> None:
+        """Raise the errors of tiles that threads cannot share, as `source` does."""
+        where = next((launch.where for launch in self.program.launches), None)
+        check_tiles(self.program.func, target_for(self.machine), where)
 
     def _text(self, func: ir.PrimFunc, options: dict[str, Any]) -> str:
         target = options.get("target") or target_for(self.machine)
@@ -184,6 +189,12 @@ class DeviceLowered:
         program, machine = self.lowered.program, self.lowered.target.machine
         target, configs = options.get("target") or target_for(machine), options.get("pass_configs")
         return "\n".join(checked(kernel, program, machine, target, configs) for kernel in self.kernels)
+
+    def check_tiles(self) -> None:
+        """Raise the errors of tiles that threads cannot share, as `source` does."""
+        program, target = self.lowered.program, target_for(self.lowered.target.machine)
+        for kernel in self.kernels:
+            check_tiles(kernel.func, target, program.launches[0].where)
 
     def compilations(self, options: dict[str, Any]) -> list[Compilation]:
         """Its kernels, lowered for the devices of this job. Collective. Raises as `build`."""

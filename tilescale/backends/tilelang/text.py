@@ -17,6 +17,7 @@ from tilescale.backends.tilelang.lowering.text_rewrites import (
     without_host_headers,
 )
 from tilescale.backends.tilelang.upstream_errors import explained
+from tilescale.errors import Location
 from tilescale.hda import Machine
 from tilescale.passes.mod_analysis import written_by_peers
 from tilescale.program.model import Program
@@ -54,3 +55,13 @@ def checked(
         generated = generate(kernel.func)
         check_of(kernel, program, machine)(generated.text, generated.dynamic_shared)
     return generated.text
+
+
+def check_tiles(func: ir.PrimFunc, target: Any, where: Location | None) -> None:
+    """Raise a ShapeError if threads cannot share a tile of a kernel; the rest of its text is not generated."""
+
+    def lower(func: ir.PrimFunc) -> None:
+        stock.check_tiles(func, target)
+
+    with explained(func, lower, where):
+        lower(func)
