@@ -152,9 +152,9 @@ def signals_at_the_end(out, flags):
 
 
 IN_ORDER = {
-    "what there is counts": (turns(adds_to_what_there_is), "writes what the next tile is computed of"),
+    "what there is counts": (turns(adds_to_what_there_is), "write an input of the next tile"),
     "a signal follows": (turns(signals), r"signals or copies to peers follow it \(line \d+\)"),
-    "a store comes first": (turns(stores_before), "what computes the tile writes 'C'"),
+    "a store comes first": (turns(stores_before), "the computation of the tile writes 'C'"),
     "the accumulator": (turns(sums_the_accumulator), "'c' is used where the next tile is computed, too"),
     "two loops": (turns(sums, times=2), "or its loop is no persistent one"),
     "more follows the loop": (turns(sums, after=signals_at_the_end), "more than scalars stands around the loop"),

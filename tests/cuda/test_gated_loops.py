@@ -308,7 +308,10 @@ def declined(kind: str) -> Any:
 
 @pytest.mark.parametrize(
     ("impl", "writes", "reason"),
-    [("lsu", False, r"a copy in it is none in bulk \(line \d+\)"), (None, True, "the program writes what it loads")],
+    [
+        ("lsu", False, r"a copy in it is none in bulk \(line \d+\)"),
+        (None, True, "the program writes the source of its loads"),
+    ],
 )
 def test_other_loads_from_peers_keep_a_loop_in_order(impl: str | None, writes: bool, reason: str):
     @T.prim_func
@@ -358,8 +361,8 @@ def test_a_loop_that_no_units_work_in_has_its_reason_too():
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("by units", "units wait in it for what it loads"),
-        ("behind", "it waits behind what units do in it"),
+        ("by units", "units wait inside it for its loads"),
+        ("behind", "it waits after statements of units"),
         ("set", "the program changes a flag for which it waits in it, and the wait would come too early"),
         ("exactly", "the program changes a flag for which it waits in it, and the wait would come too early"),
         ("length", "its length changes from turn to turn of the loop around it"),

@@ -188,7 +188,7 @@ def test_who_computes_loads_what_the_end_of_a_turn_needs_before_its_loop(form: s
     ("form", "reason"),
     [
         ("behind a wait", "would not move all its loads and waits"),
-        ("written", "the loop around it writes what it loads"),
+        ("written", "the enclosing loop writes the source of its loads"),
     ],
 )
 def test_what_may_change_is_loaded_in_order(form: str, reason: str):

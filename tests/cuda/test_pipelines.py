@@ -139,7 +139,7 @@ def test_a_sum_that_is_only_stored_stays_in_halves(after: Any, exchanges: int):
     [
         {"around": "while", "said": "it is a loop of one unit, or stands in one that is not serial"},
         {"around": "tile used", "said": "a tile that it loads is used outside it too"},
-        {"around": "source written", "said": "the program writes what it loads"},
+        {"around": "source written", "said": "the program writes the source of its loads"},
         {"k": 258, "tile_k": 6, "said": "a copy in it is none in bulk (line 27)"},
     ],
     ids=lambda declined: declined["said"],

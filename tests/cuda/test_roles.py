@@ -179,7 +179,7 @@ def persistent(loads: str, waits: bool) -> Any:
     [
         ("A", True, kept("load -> compute: a; 2 stages", compute=128)),
         ("A", False, kept("load -> compute: a; 2 stages", "compute -> store: out; 1 stage", compute=128)),
-        ("X", True, ["T.Pipelined without a producer: the loop around it writes what it loads"]),
+        ("X", True, ["T.Pipelined without a producer: the enclosing loop writes the source of its loads"]),
     ],
 )
 def test_a_producer_runs_ahead_of_nothing_that_it_depends_on(loads: str, waits: bool, said: list[str]):
@@ -213,7 +213,7 @@ def test_a_wait_orders_what_is_written_before_its_signal(signalled: bool):
             with T.Scale("device"):
                 T.fill(A, 0)
 
-    late = ["T.Pipelined without a producer: the loop around it waits for what may order its loads"]
+    late = ["T.Pipelined without a producer: the enclosing loop has a wait that may order its loads"]
     assert told(turns) == (kept("load -> compute: a; 2 stages", compute=128) if signalled else late)
 
 

@@ -251,9 +251,9 @@ class _LoopSearch:
         works = [self.stage.level_of(inner) is not None for inner in body]
         first = works.index(True) if True in works else len(works)
         if any(is_wait(inner) for inner in body[first:]):
-            raise Declined("it waits behind what units do in it")
+            raise Declined("it waits after statements of units")
         if gates.wait_for(call for inner in body if not is_wait(inner) for call in self._waits_for_others(inner)):
-            raise Declined("units wait in it for what it loads")
+            raise Declined("units wait inside it for its loads")
         if not all(is_lasting(self._order, wait, self._effects) for wait in gates.waits):
             raise Declined("the program changes a flag for which it waits in it, and the wait would come too early")
 
@@ -287,7 +287,7 @@ class _LoopSearch:
         for bind in binds:
             threads.note(bind)
         if any(threads.tell_apart(expr) for expr in asked):
-            raise Declined("threads differ in what it loads")
+            raise Declined("the addresses of its loads depend on the thread")
         outer = loops_of(around)
         if any(ir.contains(loop, lambda node: ir.op_name(node) in tl.LEAVE_LOOP) for loop in outer):
             raise Declined("the loop around it may be left")
@@ -332,7 +332,7 @@ class _LoopSearch:
         # Writes at peers are loaded there after a wait, or a barrier.
         own = {access.root for access in self._effects.writes if access.at is None}
         if (read - tiles) & own or far & _written(self._order.names.all_effects(loop.stmt)):
-            raise Declined("the program writes what it loads")
+            raise Declined("the program writes the source of its loads")
 
     def _named(self, node: Any) -> Iterator[tuple[ir.Var, bool]]:
         """The tiles and tensors that a node names, behind views, and whether it writes them."""

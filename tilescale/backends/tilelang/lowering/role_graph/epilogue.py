@@ -156,14 +156,14 @@ class EpilogueSplit:
         """
         self._check_operations()
         if self._effects(self._computing()).orders:
-            raise Declined("what computes the tile waits, signals or synchronizes")
+            raise Declined("the computation of the tile waits, signals or synchronizes")
         self.check_data()
 
     def check_data(self) -> None:
         """The same check for tensors and tiles, for any rest."""
         before, after = self._effects(self._computing()), self._effects(self.rest)
         if before.opaque or after.opaque or before.fixed or after.fixed:
-            raise Declined("it calls functions of which nothing is known, or synchronizes its threads")
+            raise Declined("it calls functions with unknown effects, or synchronizes its threads")
         self._check_tensors(before, after)
         self._check_tiles(before, after)
         self._check_outside()
@@ -180,12 +180,12 @@ class EpilogueSplit:
         """Check device memory: the consumers write none of it, and what they read does not change."""
         written = [a for a in before.writes if self._is_shared(a)]
         if written:
-            raise Declined(f"what computes the tile writes {self._name(written[0])!r}")
+            raise Declined(f"the computation of the tile writes {self._name(written[0])!r}")
         read = [a for a in before.reads if self._is_shared(a)]
         # Peers' instances, and flags, have their own order: readers there wait for them.
         changed = {a.root for a in after.writes if a.at is None and not a.atomic}
         if any(a.root in changed for a in read):
-            raise Declined("what follows it writes what the next tile is computed of")
+            raise Declined("the statements after it write an input of the next tile")
         calls = [call for stmt in self.rest for call in _calls(stmt, _is_collective)]
         for access in read:
             if any(self.order.gates(call, access.root) for call in calls):
@@ -351,4 +351,4 @@ def _check_scalars(first: Sequence[ir.Stmt], rest: Sequence[ir.Stmt]) -> None:
     for stmt in rest:
         ir.walk(stmt, lambda n: used.append(n) if isinstance(n, ir.Var) else None)
     if bound & set(used):
-        raise Declined("who stores the tile uses what is known only when it has been computed")
+        raise Declined("the store warps use a value that the compute role defines")

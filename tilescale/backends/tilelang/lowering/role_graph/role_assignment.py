@@ -250,8 +250,8 @@ class _LoopPath:
     def _branch(self, stmt: ir.IfThenElse) -> ir.Stmt:
         """A branch with the loop in one arm.
 
-        What TileLang finds in the other arm it would give to all threads, the producer's too. So the
-        branches come after the loop (or the loop around it), which programs of the other arm go through no time.
+        TileLang gives statements of the other arm to all threads, the producer's too. So the branches come after the
+        loop (or the enclosing one), whose trip count is 0 for programs of the other arm.
         """
         if stmt.else_case is None:
             return tir.at(ir.IfThenElse(stmt.condition, self._statement(stmt.then_case), None), stmt)
@@ -352,11 +352,11 @@ class _LoopPath:
         effects = order.names.all_effects(self.around)
         tensors = {order.names.root(data) for data in loaded}
         if effects.opaque or tensors & {access.root for access in effects.writes}:
-            raise Declined("the loop around it writes what it loads")
+            raise Declined("the enclosing loop writes the source of its loads")
         waits: list[ir.Call] = []
         ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_PRODUCER) else None)
         if any(order.gates(wait, tensor) for wait in waits for tensor in tensors):
-            raise Declined("the loop around it waits for what may order its loads")
+            raise Declined("the enclosing loop has a wait that may order its loads")
         whole = order.names.all_effects(self.phase.stmt)
         if not all(is_lasting(order, wait, whole) for gate in self.gates for wait in waits_in(gate)):
             raise Declined("the program changes a flag for which it waits, and the wait would come too early")
