@@ -40,6 +40,8 @@
     mends.py               workarounds for faults of the stock compiler, before its passes
     decreasing_index.py    indices that fall, in a form that the stock compiler gets right
     single_trip_loops.py   loops of at most one step, in a form that it leaves alone
+    role_registers.py      registers that are set before or behind a loop around a pipelined one
+    loads_by_registers.py  pipelined loops whose loads depend on variables that they set
     loop_extents.py        extents that the body of a loop changes, evaluated once
     merged_remainders.py   indices with several remainders, in a form that it does not merge
     uneven_copies.py       copies between tiles of different extents, in a form that all instructions take

@@ -33,6 +33,7 @@ from tilelang_core.modules import COMPILE, with_flags
 from tilelang_core.partial_layouts import with_whole_layouts
 from tilelang_core.prover import proving
 from tilelang_core.rewrite import COMPOSED
+from tilelang_core.role_registers import keeping_registers
 from tilelang_core.source_rewrites import Rewrite, keyed, through
 from tilelang_core.stock_passes import ended_after, rewriting
 
@@ -129,7 +130,7 @@ def _lowering(func: tirx.PrimFunc) -> Iterator[None]:
     layouts = rewriting("LayoutInference", with_whole_layouts, after=True)
     tiles = rewriting("MergeSharedMemoryAllocations", with_tiles_in_loops)
     composed = invariants if _is_composed(func) else contextlib.nullcontext()
-    with logs.following(), layouts, remainders, composed, tiles, proving(), mending():
+    with logs.following(), keeping_registers(), layouts, remainders, composed, tiles, proving(), mending():
         yield
 
 

@@ -72,6 +72,8 @@ from tvm.tirx.expr import CallEffectKind
 from tvm.tirx.stmt import ForKind
 from tvm_ffi import Array
 
+from tilelang_core import tl
+
 __all__ = [
     "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "VARIABLE", "Add", "AllocBuffer", "Analyzer", "And", "Array",
     "AssertStmt", "AttrStmt", "Bind", "Broadcast", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call",
@@ -281,6 +283,11 @@ def same(one: Any, other: Any) -> bool:
 def is_pure(expr: PrimExpr) -> bool:
     """Whether an expression has the same value at every position: it reads no memory and changes nothing."""
     return side_effect(expr) <= CallEffectKind.Pure.value
+
+
+def is_pipelined(node: Any) -> bool:
+    """Whether a node is a pipelined loop."""
+    return isinstance(node, For) and tl.STAGES in node.annotations
 
 
 def conjuncts(expr: PrimExpr) -> list[PrimExpr]:

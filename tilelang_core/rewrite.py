@@ -168,7 +168,7 @@ def specialized(condition: tirx.PrimExpr, first: tirx.Stmt, second: tirx.Stmt) -
     the second uses late may reuse memory that both have finished with.
     """
     branch = tirx.IfThenElse(condition, first, second)
-    return tirx.AttrStmt(tirx.IntImm("int32", 0), "kWarpSpecializationScope", tirx.IntImm("int32", 0), branch)
+    return tirx.AttrStmt(tirx.IntImm("int32", 0), tl.ROLES, tirx.IntImm("int32", 0), branch)
 
 
 def elected(threads: int) -> tirx.PrimExpr:

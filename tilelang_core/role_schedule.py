@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import tilelang.cuda.transform
 from tilelang.language.annotations import WSID
 from tilelang.language.warp_specialize import WSPipeline, WSRole, WSSchedule, WSScope, WSSync
 from tvm import tirx
@@ -185,7 +184,7 @@ def _lists(duties: Duties) -> dict[str, list[Any]]:
 def can_be_made(func: tirx.PrimFunc, target: Any) -> bool:
     """Whether stock TileLang makes the roles of a function that has a schedule."""
     try:
-        made_roles(func, target, tilelang.cuda.transform.MaterializeWSSchedule)
+        made_roles(func, target, "MaterializeWSSchedule")
     except RuntimeError:  # the class of TVM's check failures
         return False
     return True

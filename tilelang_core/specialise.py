@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tilelang
@@ -15,14 +14,11 @@ from tvm.tirx import stmt_functor
 
 from tilelang_core import tl
 from tilelang_core.prover import proving
-
-STAGES = "num_stages"
-"""Annotation of a pipelined loop: how many iterations are in flight."""
+from tilelang_core.role_registers import keeping_registers
 
 DISABLE = tl.DISABLE_WARP_SPECIALIZED
 """Pass setting that keeps all statements in the same threads."""
 
-_SCOPE = "kWarpSpecializationScope"
 _LOAD = tl.TMA_COPY
 
 _STEPS = (
@@ -58,25 +54,25 @@ def registers(producer: int, others: int) -> tirx.Stmt:
     return tirx.SeqStmt([tirx.Evaluate(call) for call in calls])
 
 
-def made_roles(func: tirx.PrimFunc, target: Any, last: Callable[[], Any]) -> tirx.PrimFunc:
-    """A function after TileLang's passes up to `last`, which makes its roles. Raises what that raises."""
+def made_roles(func: tirx.PrimFunc, target: Any, last: str) -> tirx.PrimFunc:
+    """A function after TileLang's passes up to the one named `last`, which makes its roles. Raises what that raises."""
     own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
     target = determine_target(target, return_object=True)
-    with proving(), tvm.transform.PassContext(opt_level=3, config=dict(own)), target:
+    with proving(), keeping_registers(), tvm.transform.PassContext(opt_level=3, config=dict(own)), target:
         module = tirx.transform.BindTarget(target)(tvm.IRModule({func.attrs["global_symbol"]: func}))
         module = tilelang.transform.MaterializeKernelLaunch(lower_thread_binding=True, default_threads=128)(module)
-        for step in (*_STEPS, last):
+        for step in (*_STEPS, getattr(tilelang.cuda.transform, last)):
             module = step()(module)
     return next(iter(module.functions.values()))
 
 
 def branches(func: tirx.PrimFunc, target: Any) -> tuple[tirx.Stmt, tirx.Stmt] | None:
     """The producer's branch and the other threads' branch of a function's pipelined loop; None: it has no producer."""
-    made = made_roles(func, target, tilelang.cuda.transform.ProducerConsumerWarpSpecialized)
+    made = made_roles(func, target, "ProducerConsumerWarpSpecialized")
     found: list[tuple[tirx.Stmt, tirx.Stmt]] = []
 
     def visit(node: Any) -> None:
-        if isinstance(node, tirx.AttrStmt) and str(node.attr_key) == _SCOPE:
+        if isinstance(node, tirx.AttrStmt) and str(node.attr_key) == tl.ROLES:
             found.append((node.body.then_case, node.body.else_case))
 
     stmt_functor.post_order_visit(made.body, visit)

@@ -39,6 +39,12 @@ TCGEN05_GEMM = "tl.tileop.tcgen05_gemm"
 REGION = "tl.region"
 """A tile argument: a load of its first element, how it is accessed, its extents."""
 
+STAGES = "num_stages"
+"""Annotation of a pipelined loop: how many iterations are in flight."""
+
+ROLES = "kWarpSpecializationScope"
+"""Attribute of a branch on the thread index whose two sides are roles of a block."""
+
 ADDRESS_OF = "tirx.address_of"
 ACCESS_PTR = "tirx.tvm_access_ptr"
 DECLARED_PTR = "tl.access_ptr"

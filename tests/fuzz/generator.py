@@ -293,22 +293,38 @@ class Generator(Exchanges):
         return [Line(f"for {name} in T.{kind}({count}):", body)]
 
     def pipelined(self, scope: Scope) -> list[Line] | None:
-        """Loads ahead, and their uses: a GEMM, or a loop over elements."""
+        """Loads ahead, and their uses: a GEMM, or a loop over elements. There may be a serial loop around it."""
         if scope.loops:
             return None
         count, stages = self.rng.randint(1, 5), self.rng.choice((1, 2, 2, 3))
-        inside = scope.inside(loops=((("k0", count)),))
+        turns = self.rng.randint(1, 3) if self.rng.random() < 0.5 else 0
+        loops = ((f"k{self.made + 1}", turns),) if turns else ()
+        self.made += len(loops)
+        inside = scope.inside(loops=(*loops, ("k0", count)))
+        slot, begin, in_loop, behind = self.slot(loops)
         if self.rng.random() < 0.5:
-            loads, multiply, _ = self.multiplied()
-            body = [*[Line(load.text.replace("[b, ", "[b, (k0 + ", 1).replace(", 0, 0]", f") % {SLOTS}, 0, 0]", 1))
+            loads, multiply, c = self.multiplied()
+            c.bound *= turns or 1
+            body = [*[Line(load.text.replace("[b, ", f"[b, ({slot} + ", 1).replace(", 0, 0]", f") % {SLOTS}, 0, 0]", 1))
                       for load in loads], multiply]  # fmt: skip
         else:
             tile = self.tile((self.rows, self.columns), self.rng.choice(self.dtypes), "shared")
             source = self.input(tile.shape, tile.dtype)
             tile.defined = True
-            body = [Line(f"T.copy({source.name}[b, k0 % {SLOTS}, 0, 0], {tile.name})")]
+            body = [Line(f"T.copy({source.name}[b, ({slot}) % {SLOTS}, 0, 0], {tile.name})")]
             body += self.elementwise(inside) or []
-        return [Line(f"for k0 in T.Pipelined({count}, num_stages={stages}):", body)]
+        lines = [Line(f"for k0 in T.Pipelined({count}, num_stages={stages}):", [*body, *in_loop]), *behind]
+        return [*begin, *([Line(f"for {loops[0][0]} in T.serial({turns}):", lines)] if turns else lines)]
+
+    def slot(self, loops: tuple[tuple[str, int], ...]) -> tuple[str, list[Line], list[Line], list[Line]]:
+        """The place of loads in a pipelined loop, and lines before it and the loops, in it, and behind it."""
+        if self.rng.random() < 0.6:
+            return " + ".join(["k0", *(name for name, _ in loops)]), [], [], []
+        self.made += 1
+        name = f"at{self.made}"
+        begin = [Line(f'{name} = T.alloc_var("int32")'), Line(f"{name} = {self.rng.randrange(SLOTS)}")]
+        more = [Line(f"{name} = {name} + {self.rng.randint(1, 2)}")]
+        return f"k0 + {name}", begin, *((more, []) if self.rng.random() < 0.5 else ([], more))
 
     def branch(self, scope: Scope) -> list[Line] | None:
         """Under a condition that is the same for all threads of the unit."""

@@ -15,7 +15,7 @@ from tilelang.utils.language import PrimFunc
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
-from tests.cuda.ordered_programs import PROGRAMS  # noqa: E402
+from tests.cuda import ordered_programs, register_programs  # noqa: E402
 from tests.fuzz.skew import skewed  # noqa: E402
 from tests.gpu import named_checks  # noqa: E402
 from tilescale.backends.cuda.running import execute  # noqa: E402
@@ -43,7 +43,8 @@ def check(func: PrimFunc, kernel: Kernel) -> None:
 
 if __name__ == "__main__":
     execute.REWRITES = (*execute.REWRITES, skewed)
-    programs = {name: make() for name, make in PROGRAMS.items() if any(part in name for part in sys.argv[1:] or [""])}
+    every = ordered_programs.PROGRAMS | register_programs.PROGRAMS
+    programs = {name: make() for name, make in every.items() if any(part in name for part in sys.argv[1:] or [""])}
     kernels = {name: tilescale.compile(func) for name, func in programs.items()}
     needed = NeededKernels()
     for each in kernels.values():

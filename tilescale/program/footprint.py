@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir, specialise
+from tilelang_core import ir, tl
 from tilescale.hda import Machine
 from tilescale.program.effects import ProgramNames
 from tilescale.program.model import GridPhase, Launch, bytes_of
@@ -52,7 +52,7 @@ class _LiveRange:
 
 def stages_of(node: Any) -> int:
     """Iterations that the loads of a loop run ahead; 0 if it is not a pipelined loop."""
-    return (ir.constant(node.annotations.get(specialise.STAGES, 0)) or 0) if isinstance(node, ir.For) else 0
+    return (ir.constant(node.annotations.get(tl.STAGES, 0)) or 0) if isinstance(node, ir.For) else 0
 
 
 def tile_bytes(machine: Machine, launch: Launch, names: ProgramNames, scopes: Collection[str]) -> dict[ir.Var, int]:

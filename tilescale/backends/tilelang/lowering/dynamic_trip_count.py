@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir, specialise
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.tilelang.lowering.phase import Phase
 from tilescale.backends.tilelang.lowering.statements import flat, is_load, is_pipelined, tiles_named
@@ -27,7 +27,7 @@ def shortened(phase: Phase) -> ir.Stmt:
     def leave(node: Any) -> Any:
         if not is_pipelined(node) or ir.constant(node.extent) is not None or _waits_once(node):
             return None
-        notes = {**dict(node.annotations), specialise.STAGES: ir.IntImm("int32", 1)}
+        notes = {**dict(node.annotations), tl.STAGES: ir.IntImm("int32", 1)}
         return tir.relooped(node, annotations=notes)
 
     return tir.rewrite(phase.stmt, leave=leave)
@@ -39,4 +39,4 @@ def _waits_once(loop: ir.For) -> bool:
     loads = [stmt for stmt in body if is_load(stmt)]
     loaded = {tile for load in loads for tile in tiles_named(load, besides=_NOTHING)}
     users = [stmt for stmt in body if not is_load(stmt) and loaded & tiles_named(stmt, besides=_NOTHING)]
-    return ir.integer(loop.annotations[specialise.STAGES]) <= 2 and len(users) <= 1
+    return ir.integer(loop.annotations[tl.STAGES]) <= 2 and len(users) <= 1

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from tilelang_core import ir, specialise, tl
+from tilelang_core import ir, tl
 from tilescale.backends.tilelang.lowering.clusters.dsmem import is_barrier
 from tilescale.backends.tilelang.lowering.groups.distribution import accesses
 from tilescale.backends.tilelang.lowering.groups.state import GroupStage
@@ -195,7 +195,7 @@ class _LoopSearch:
     def _taken_apart(
         self, stmt: ir.For, binds: list[ir.Bind], around: EnclosingLoops, leading: Sequence[ir.Stmt]
     ) -> PipelinedLoop:
-        if set(stmt.annotations) != {specialise.STAGES}:
+        if set(stmt.annotations) != {tl.STAGES}:
             raise Declined("it has a schedule of its own")
         body = self._statements(stmt.body)
         made = [(self._load(inner), inner) for inner in body]
