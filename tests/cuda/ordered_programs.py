@@ -330,6 +330,34 @@ def read_before_warps(X, ws, Z):
 
 
 @T.macro
+def last_iteration(X, ws, Z):
+    """A load of what the last iteration of a loop has stored, and no other one."""
+    for step in T.serial(4):
+        for i in T.Parallel(N):
+            ws[step * N + i] = 2 * X[step * N + i]
+    for i in T.Parallel(4 * N):
+        Z[i] = ws[4 * N - 1 - i % N]
+
+
+@T.macro
+def read_in_an_else(X, ws, Z):
+    """A barrier in the first case is none for what the other one reads of the iteration before."""
+    tile, other = T.alloc((N,), "float32", level="l1"), T.alloc((N,), "float32", level="l1")
+    T.copy(X, tile)
+    for step in T.serial(STEPS):
+        if X[step] > 0:
+            for i in T.Parallel(N):
+                other[i] = X[i] + step
+            for i in T.Parallel(N):
+                Z[i] = other[N - 1 - i]
+        else:
+            for i in T.Parallel(N):
+                Z[i] = tile[N - 1 - i]
+        for i in T.Parallel(N):
+            tile[i] = X[i] + step
+
+
+@T.macro
 def ragged(X, ws, Z):
     for i in T.Parallel(1000):
         ws[i] = X[i]
@@ -398,6 +426,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "read_in_both_cases": lambda: program(256, (16, 16), read_in_both_cases),
     "read_behind_a_branch": lambda: program(256, (N,), read_behind_a_branch),
     "loaded_by_few": lambda: program(256, (N,), loaded_by_few),
+    "last_iteration": lambda: program(256, (4 * N,), last_iteration),
+    "read_in_an_else": lambda: program(256, (N,), read_in_an_else),
     "read_again": lambda: program(256, (N,), read_again),
     "until_large": lambda: program(256, (N,), until_large),
     "shorter_in_each_turn": lambda: program(256, (N,), shorter_in_each_turn),

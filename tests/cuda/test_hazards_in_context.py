@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 import tilescale.language as T
 from tests.cuda.ordered_programs import PROGRAMS
-from tests.cuda.test_hazards import by_a_copy, by_others, reversed_rows, said, script
+from tests.cuda.test_hazards import by_a_copy, by_others, reversed_rows, said, script, text
 from tests.cuda.test_stages import begun
 from tilescale.backends.tilelang.lowering import hazards, stages
 
@@ -232,6 +233,40 @@ def rows_that_memory_names(step, X, ws, Z):
 
 def test_an_index_that_an_iteration_reads_from_memory_is_another_one_in_the_next():
     assert said(in_a_loop(rows_that_memory_names)) == ["before the store to ws: threads synchronize (read)"]
+
+
+def test_what_the_last_iteration_stored_is_ordered_with_a_load_after_the_loop():
+    assert said(PROGRAMS["last_iteration"]()) == ["before the load of ws: threads synchronize (stored)"]
+
+
+def test_a_barrier_in_a_branch_is_none_in_the_else_for_the_iteration_before():
+    assert re.search(r"\} else \{\s+__syncthreads", text(PROGRAMS["read_in_an_else"]()))
+
+
+@T.prim_func
+def stored_in_an_else(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")):
+    with T.Kernel(device=2, block=1, threads=N), T.Scale("block"):
+        tile = T.alloc((N,), "float32", level="l1")
+        for _ in T.serial(3):
+            for _ in T.serial(2):
+                for i in T.Parallel(N):
+                    tile[N - 1 - i] = X[i]
+            for step in T.serial(2):
+                if X[step] > 1:
+                    for i in T.Parallel(N):
+                        tile[i] = X[i] - tile[i]
+                if X[step] > 0:
+                    for i in T.Parallel(N):
+                        tile[(i + 1) % N] = X[i]
+                else:
+                    for i in T.Parallel(N):
+                        tile[(i + 7) % N] = 2 * X[i]
+
+
+def test_an_access_is_another_one_in_each_iteration_of_each_of_its_loops():
+    """The inner loops end between a store in one iteration of the outer loop and the same store in the next."""
+    assert said(stored_in_an_else) == ["before the store to tile: threads synchronize (stored)"] * 3
+    assert script(stored_in_an_else).count("tvm_storage_sync") == 4
 
 
 # -- kinds of access ---------------------------------------------------------------------------------------------------

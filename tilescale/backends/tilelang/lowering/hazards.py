@@ -251,18 +251,14 @@ class _Hazards:
             self.running[stmt.loop_var] = stmt.min, stmt.extent
         bound = {s.var: s.value if ir.is_pure(s.value) else None for s in binds}
         body, after = self.block(stmt.body, before, inner)
-        turned = {
-            (*k, "turn") if t.depth > at.depth else k: t.in_later_turn(stmt, bound) if t.depth > at.depth else t
-            for k, t in after.items()
-        }
+        seen = (t.in_later_turn(stmt, bound) if t.depth > at.depth else t for t in after.values())
+        turned = {t.key: t for t in seen}
         if isinstance(stmt, ir.While):
             body, turned = self._checked_again(stmt, body, turned, inner)
         body, after = self.block(body, turned, inner)
-        ended: AccessState = {}
-        for k, t in after.items():
-            key = k[:-1] if k[-1] == "turn" else k
-            one = {key: t.after(stmt, bound) if t.depth > at.depth else t}
-            ended = merged(ended, one)
+        whole = {k: t.after(stmt, bound) if t.depth > at.depth else t for k, t in after.items()}
+        earlier = {t.key: t for k, t in whole.items() if k[-1] is stmt}  # any iteration but the last
+        ended = merged({k: t for k, t in whole.items() if k[-1] is not stmt}, earlier)
         if not (isinstance(stmt, ir.For) and ir.proves(ir.GE(stmt.extent, 1), {})):
             ended = merged(ended, before)
         return (stmt if body is stmt.body else _with_body(stmt, body)), _outside(ended, at)

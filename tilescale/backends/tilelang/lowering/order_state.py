@@ -85,4 +85,5 @@ def merged(one: AccessState, other: AccessState) -> AccessState:
 def _weaker(a: MemoryAccess, b: MemoryAccess) -> MemoryAccess:
     common = a.synced if b.synced is not None and covers(b.synced, a.synced or b.synced) else b.synced
     common = common if a.synced is not None else None
-    return replace(a, synced=common, complete=a.complete and b.complete, fenced=a.fenced and b.fenced)
+    complete, fenced = a.complete and b.complete, a.fenced and b.fenced
+    return replace(a, synced=common, complete=complete, fenced=fenced, passed=a.passed or b.passed)

@@ -41,7 +41,7 @@ class MemoryAccess:
     """Some elements that a statement accesses.
 
     Attributes:
-        key: the statement, and the number of the access in it.
+        key: the statement, the number of the access in it, and the loops in whose earlier iterations it is.
         inside: the variables that vary in the statement, or in loops that have ended.
         by: the threads that execute the statement.
         thread: the thread that accesses an element: a `ThreadMap`, `EVERY`, or None where it may be any.
@@ -107,18 +107,21 @@ class MemoryAccess:
         """An access in an earlier iteration of a loop, as seen by a later one; `bound` are the names that the loop
         binds.
         """
+        seen = replace(self._without(bound), key=(*self.key, loop))
         if not isinstance(loop, ir.For):
-            return self._without(bound)
+            return seen
         ago = ir.Var("ago", str(loop.loop_var.dtype))
         one = ir.IntImm(str(loop.loop_var.dtype), 1)
-        return self._without(bound)._with(loop.loop_var, loop.loop_var - ago, ago, (one, loop.loop_var - loop.min))
+        return seen._with(loop.loop_var, loop.loop_var - ago, ago, (one, loop.loop_var - loop.min))
 
     def after(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> MemoryAccess:
         """An access in any iteration of a loop that has ended."""
+        key = self.key[:-1] if self.key[-1] is loop else self.key
+        seen = replace(self._without(bound), key=key)
         if not isinstance(loop, ir.For):
-            return self._without(bound)
+            return seen
         turn = ir.Var(loop.loop_var.name, str(loop.loop_var.dtype))
-        return self._without(bound)._with(loop.loop_var, turn, turn, (loop.min, loop.extent))
+        return seen._with(loop.loop_var, turn, turn, (loop.min, loop.extent))
 
     def _with(self, var: ir.Var, value: Any, runs: ir.Var, over: tuple[Any, Any]) -> MemoryAccess:
         """The access with a variable replaced by an expression of another one, which varies."""
