@@ -12,7 +12,7 @@ from tilelang_core import ir
 from tilescale.backends.services import DeviceServices
 from tilescale.collectives import AvailableAlgorithms, CollectiveQuery
 from tilescale.collectives.select import everything
-from tilescale.errors import TileScaleError, UnsupportedError
+from tilescale.errors import InternalError, TileScaleError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Program
 from tilescale.program.operations import Collective
@@ -250,6 +250,7 @@ def choose(program: Program, lower: Callable[[Backend], Lowered]) -> Lowered:
 
     Raises:
         UnsupportedError: no back end runs it; the text has the reason of each.
+        InternalError: an available back end failed. The next one would hide the fault.
     """
     reasons = []
     for backend in _BACKENDS:
@@ -258,6 +259,8 @@ def choose(program: Program, lower: Callable[[Backend], Lowered]) -> Lowered:
             continue
         try:
             return lower(backend)
+        except InternalError:
+            raise
         except TileScaleError as error:
             where = f" ({error.where[0].file}:{error.where[0].line})" if error.where else ""
             reasons.append(f"{backend.name}: {error.message}{where}")
