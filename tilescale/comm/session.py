@@ -87,18 +87,18 @@ class Session:
                 where=call.where,
             )
         key = self._key(ranks)
+        calls: dict[int, CollectiveCall] = {}
         try:
             self._arrive(ranks, call)
 
             def missing() -> list[int]:
-                here = self._arrived(key)
-                return [rank for rank in ranks if rank not in here or here[rank].refusal]
+                calls.update(self._arrived(key))
+                return [rank for rank in ranks if rank not in calls or calls[rank].refusal]
 
             self.wait(lambda: None if missing() else True, missing, call, ranks)
         finally:
             if self._key(ranks) == key:
                 self._calls[ranks] = self._calls.get(ranks, 0) + 1
-        calls = self._arrived(key)
         if self.rank == ranks[0]:  # all are here, so all have left the calls before
             for old in self._kept[ranks][:-1]:
                 self.transport.delete(old)
