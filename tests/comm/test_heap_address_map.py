@@ -16,7 +16,7 @@ MAP = AddressMap(base=0x10000, stride=0x1000, size=0x800, rank=1, slots=(0, 1, 2
 
 def test_addresses() -> None:
     assert [MAP.slot(peer) for peer in range(3)] == [0, 1, 2] and MAP.ranks == 3 and MAP.shift == 0
-    assert MAP.address(2, 16) == 0x12010
+    assert MAP.address(2, 16) == 0x12010 and replace(MAP, base=0).address(1) == 0x1000
     assert MAP.offset(0x11010) == 16
     assert MAP.owns(0x11000, 0x800) and not MAP.owns(0x11000, 0x801) and not MAP.owns(0x10FFF) and MAP.owns(0x11800, 0)
 
@@ -61,7 +61,7 @@ def test_nvshmem_order(rank: int) -> None:
 
 def test_nvshmem_peers_without_an_address() -> None:
     view = address_map(0x4000, [0x4000, 0x5000, 0, 0], 0, alone=0x200)
-    assert view.unreachable == (2, 3) and view.slot(1) == 1 and view.shift == 0
+    assert view.unreachable == (2, 3) and view.reachable == (0, 1) and view.slot(1) == 1 and view.shift == 0
     with pytest.raises(NoPathError, match="rank 2"):
         view.address(2)
     assert address_map(0x4000, [0, 0x4000], 1, alone=0x200).stride == 0x200

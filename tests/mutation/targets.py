@@ -85,6 +85,10 @@ def _overlap(name: str, *tests: str) -> Target:
     return Target("overlap", f"tilescale/passes/overlap/{name}.py", tests)
 
 
+def _heap(name: str, tests: str) -> Target:
+    return Target("memory of the heap", f"tilescale/comm/heap/{name}.py", (f"tests/comm/test_heap_{tests}.py",))
+
+
 def _persistent(name: str) -> Target:
     tests = "tests/persistent/test_orders.py", "tests/persistent/test_tasks.py"
     return Target("one launch", f"tilescale/passes/persistent/{name}.py", tests)
@@ -152,10 +156,13 @@ TARGETS = (
     _running("diagnosis", "test_execute_failures"),
     _running("occupancy", "test_execute_occupancy"),
     _overlap("scatter", "test_reductions", "test_reads_behind", "test_symbolic"),
+    _overlap("tile_collective", "test_tile_collective"),
     _persistent("placement"),
     _persistent("counters"),
     _persistent("dependences"),
     Target("arguments of operators", "tilescale/ops/arguments.py", ("tests/ops/test_arguments.py",)),
-    Target("ledger of the heap", "tilescale/comm/heap/ledger.py", ("tests/comm/test_heap_arena.py",)),
-    Target("ledger of the heap", "tilescale/comm/heap/arena.py", ("tests/comm/test_heap_arena.py",)),
+    _heap("ledger", "arena"),
+    _heap("arena", "arena"),
+    _heap("address_map", "address_map"),
+    _heap("reach", "reach"),
 )

@@ -121,6 +121,23 @@ def test_other_grids_stay_in_order(func: Any, how: dict[str, int], reason: str):
     assert not schedule.moves[0].overlapped and reason in schedule.moves[0].why
 
 
+@pytest.mark.parametrize("columns", [1, 2])
+def test_tiles_have_all_columns_of_the_result_or_an_axis_of_the_grid(columns: int):
+    @T.prim_func
+    def f(X: T.Tensor((16, columns * WIDE), "float32"), Y: T.Tensor((16, columns * WIDE), "float32")):
+        with T.Kernel(device=2, block=16 // HIGH, threads=32) as row:
+            with T.Scale("device"), T.Scale("block"):
+                x = T.alloc((HIGH, WIDE), "float32", level="l1")
+                T.copy(X[row * HIGH, 0], x)
+                T.copy(x, Y[row * HIGH, 0])
+            with T.Scale("device"):
+                T.allreduce(Y)
+
+    (move,) = overlapped(f, carrier=COLLECTIVE)[1].moves
+    assert move.overlapped == (columns == 1)
+    assert move.overlapped or move.why.startswith("the tiles of the grid are not those of the result")
+
+
 def test_a_tile_of_another_type_is_rounded_after_the_sum():
     @T.prim_func
     def f(X: T.Tensor((8, 8), "float32"), Y: T.Tensor((8, 8), "bfloat16")):
