@@ -32,6 +32,8 @@ MARGIN, ROUNDED = 6.0, 2.0
 logits change with the order of sums."""
 
 KINDS = {"llama": ("LlamaConfig", "LlamaForCausalLM"), "qwen3": ("Qwen3Config", "Qwen3ForCausalLM")}
+KINDS["qwen3_moe"] = "Qwen3MoeConfig", "Qwen3MoeForCausalLM"
+EXPERTS = {"num_local_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "norm_topk_prob": True}
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Check:
         torch.manual_seed(0)
         sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4}
         sizes |= {"head_dim": 128, "num_hidden_layers": 4, "vocab_size": VOCABULARY}
+        sizes |= EXPERTS if self.kind == "qwen3_moe" else {}
         made = kind(config(**sizes, eos_token_id=None)).cuda()  # else `generate` forbids that token
         optimizer = torch.optim.AdamW(made.parameters(), RATE, weight_decay=0.0)
         for number in range(STEPS):
@@ -119,7 +122,7 @@ def checks() -> Iterator[tuple[str, Any]]:
     if importlib.util.find_spec("transformers") is None:
         print("SKIP: no transformers here", flush=True)
         return
-    for kind, batch in ("llama", 1), ("llama", 16), ("qwen3", 5):
+    for kind, batch in ("llama", 1), ("llama", 16), ("qwen3", 5), ("qwen3_moe", 3):
         yield f"{kind}_{batch}", Check(kind, batch).run
     yield "llama_1_float8", Check("llama", 1, is_float8=True).run
     yield "qwen3_5_float8", Check("qwen3", 5, is_float8=True).run

@@ -20,6 +20,9 @@ from tilescale.settings import settings
 transformers = pytest.importorskip("transformers")
 
 KINDS = {"llama": ("LlamaConfig", "LlamaForCausalLM"), "qwen3": ("Qwen3Config", "Qwen3ForCausalLM")}
+KINDS |= {"qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"), "mixtral": ("MixtralConfig", "MixtralForCausalLM")}
+EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
+CHANGES = {"qwen3_moe": EXPERTS | {"moe_intermediate_size": 64, "norm_topk_prob": True}, "mixtral": EXPERTS}
 SIZES = {"hidden_size": 256, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
 SIZES |= {"head_dim": 128, "num_hidden_layers": 2, "vocab_size": 48, "initializer_range": 0.1}
 
@@ -27,7 +30,7 @@ SIZES |= {"head_dim": 128, "num_hidden_layers": 2, "vocab_size": 48, "initialize
 def model_of(kind: str, **changes: Any) -> Any:
     config, model = (getattr(transformers, name) for name in KINDS[kind])
     torch.manual_seed(0)
-    made = model(config(**(SIZES | changes))).bfloat16().eval()
+    made = model(config(**(SIZES | CHANGES.get(kind, {}) | changes))).bfloat16().eval()
     for name, parameter in made.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -85,6 +88,30 @@ def test_weights_of_the_model_are_those_of_the_launch(few_blocks: None):
     assert model(tokens).logits.equal(same(tokens).logits)
     model.model.layers[1].mlp.up_proj.weight.zero_()
     assert not step.Wup[1, 128:].any() and step.Wup[1, :128].any()
+
+
+@torch.no_grad()
+def test_experts_of_the_model_are_those_of_the_launch(few_blocks: None):
+    model, same = model_of("mixtral"), model_of("mixtral")
+    step = ops.DecodeStep(model, 1, 64, schedule="sequential")
+    tokens = torch.arange(6)[None]
+    assert model(tokens).logits.equal(same(tokens).logits)
+    model.model.layers[1].mlp.experts.down_proj[3].zero_()
+    assert not step.Wdown[1, 3].any() and step.Wdown[1, 2].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mlp_only_layers": [1]}, "layer 1 has no experts"),
+        ({"num_local_experts": 257}, "there are 257 experts"),
+        ({"moe_intermediate_size": 96}, "experts have 96 features"),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "layers are sliding_attention"),
+    ],
+)
+def test_unsupported_experts_are_named(changes: dict[str, Any], message: str):
+    with pytest.raises(ArgumentError, match=message):
+        ops.DecodeStep(model_of("qwen3_moe", **changes), 1, 64)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from typing import Any
 
 import tilescale.language as T
 from tilescale.ops.decode_attention import attend, combined, factor
+from tilescale.ops.decode_experts import down, gate_up, score
 from tilescale.ops.decode_float8 import add_scaled, load_factors, load_scales, split, split_on_chip
-from tilescale.ops.decode_sizes import COLUMNS, DEPTH, THREADS, LayerSizes
+from tilescale.ops.decode_sizes import COLUMNS, DEPTH, ROWS, THREADS, TOKENS, LayerSizes
 
 
 @T.macro
@@ -172,13 +173,63 @@ def gate(
     keep(a, M, of_M, sizes, lambda i: (row + i, column))
 
 
+@T.macro
+def between(
+    C: Any, X: Any, P: Any, weight: Any, router: Any, H: Any, of_H: Any, R: Any, logits: Any,
+    sizes: LayerSizes, layer: Any,
+) -> None:  # fmt: skip
+    """The phase between attention and MLP: the sum of C's parts, its norm, and what the router says of it."""
+    s, high = sizes, sizes.each(sizes.hidden // COLUMNS)
+    with T.Kernel(device=s.devices, block=(s.hidden // COLUMNS, s.batch // high), threads=THREADS) as (column, rows):
+        with T.Scale("block"):
+            total = T.alloc((high, COLUMNS), "float32", level="l0")
+            if s.experts:
+                scores = T.alloc((s.scores, COLUMNS), "bfloat16", level="l1")
+                T.copy(router[layer, 0, column * COLUMNS], scores)
+            add_parts(C, X, total, s, rows * high, column, high)
+            T.copy(total, P[rows * high, column * COLUMNS])
+            scaled(total, weight, H, of_H, R, s, layer, rows * high, column, high)
+            if s.experts:
+                score(total, scores, logits, s, rows * high, column)
+
+
+@T.macro
+def experts_of_tokens(
+    Wup: Any, Wdown: Any, H: Any, logits: Any, R: Any, M: Any, picked: Any, D: Any, sizes: LayerSizes, layer: Any
+) -> None:  # fmt: skip
+    """The phases of the experts: D has the parts of their sum."""
+    s, parts = sizes, int(D.shape[0])
+    with T.Kernel(device=s.devices, block=(s.inner // s.gated, s.slots), threads=THREADS) as (column, slot):
+        gate_up(Wup, H, logits, R, M, picked, s, layer, column, slot)
+    with T.Kernel(device=s.devices, block=(s.hidden // ROWS, parts), threads=THREADS) as (column, part):
+        down(Wdown, M, picked, D, s, layer, column, part)
+
+
+@T.macro
+def feed_forward(
+    Wup: Any, of_Wup: Any, Wdown: Any, of_Wdown: Any, H: Any, of_H: Any, R: Any, G: Any, M: Any, of_M: Any, D: Any,
+    sizes: LayerSizes, layer: Any,
+) -> None:  # fmt: skip
+    """The phases of an MLP for all tokens: D has the parts of its product."""
+    s, gated = sizes, sizes.each(sizes.inner // COLUMNS)
+    up, out = (int(parts.shape[0]) // s.terms for parts in (G, D))
+    with T.Kernel(device=s.devices, block=s.tasks(2 * s.inner, up), threads=THREADS) as (task, part):
+        multiply(Wup, of_Wup, H, of_H, G, s, layer, task, part)
+    with T.Kernel(device=s.devices, block=(s.inner // COLUMNS, s.batch // gated), threads=THREADS) as (column, rows):
+        gate(G, R, M, of_M, s, rows * gated, column, gated)
+    with T.Kernel(device=s.devices, block=s.tasks(s.hidden, out), threads=THREADS) as (task, part):
+        multiply(Wdown, of_Wdown, M, of_M, D, s, layer, task, part)
+
+
 def decode_layers(sizes: LayerSizes) -> Any:
     """The program. X is the residual stream before and after, `lengths` counts cached tokens; from H on: workspaces."""
     s, n, t, values = sizes, sizes.batch, sizes.terms, sizes.heads * sizes.width
-    high, gated, several = s.each(s.hidden // COLUMNS), s.each(s.inner // COLUMNS), s.each(s.batch, s.heads)
-    columns, gates = (s.hidden // COLUMNS, n // high), (s.inner // COLUMNS, n // gated)
+    high, several = s.each(s.hidden // COLUMNS), s.each(s.batch, s.heads)
+    columns = s.hidden // COLUMNS, n // high
     into, out = s.parts(s.projected, s.hidden), s.parts(s.hidden, values)
-    up, down = s.parts(2 * s.inner, s.hidden), s.parts(s.hidden, s.inner)
+    up = s.parts(2 * s.inner, s.hidden)
+    split = s.down_parts if s.experts else s.parts(s.hidden, s.inner)
+    experts = (s.experts,) if s.experts else ()
 
     @T.prim_func
     def decode_layers(
@@ -188,8 +239,9 @@ def decode_layers(sizes: LayerSizes) -> Any:
         heads: T.Tensor((s.layers, 2, s.width), "float32"),
         Wqkv: T.Tensor((s.layers, s.projected, s.hidden), s.weights),
         Wo: T.Tensor((s.layers, s.hidden, values), s.weights),
-        Wup: T.Tensor((s.layers, 2 * s.inner, s.hidden), s.weights),
-        Wdown: T.Tensor((s.layers, s.hidden, s.inner), s.weights),
+        router: T.Tensor((s.layers, s.scores, s.hidden) if s.experts else (1,), "bfloat16"),
+        Wup: T.Tensor((s.layers, *experts, 2 * s.inner, s.hidden), s.weights),
+        Wdown: T.Tensor((s.layers, *experts, s.hidden, s.inner), s.weights),
         of_Wqkv: T.Tensor(s.scales(s.projected, s.hidden), "float32"),
         of_Wo: T.Tensor(s.scales(s.hidden, values), "float32"),
         of_Wup: T.Tensor(s.scales(2 * s.inner, s.hidden), "float32"),
@@ -199,7 +251,7 @@ def decode_layers(sizes: LayerSizes) -> Any:
         block_table: T.Tensor(s.table, "int32"),
         K: T.Tensor(s.cache, "bfloat16"),
         V: T.Tensor(s.cache, "bfloat16"),
-        H: T.Tensor((t * n, s.hidden), s.weights),
+        H: T.Tensor((TOKENS if s.experts else t * n, s.hidden), s.weights),
         of_H: T.Tensor(s.factors(s.hidden), "float32"),
         R: T.Tensor((s.hidden // COLUMNS, n), "float32"),
         QKV: T.Tensor((t * into, n, s.projected), "float32"),
@@ -210,9 +262,11 @@ def decode_layers(sizes: LayerSizes) -> Any:
         C: T.Tensor((t * out, n, s.hidden), "float32"),
         P: T.Tensor((n, s.hidden), "float32"),
         G: T.Tensor((t * up, n, 2 * s.inner), "float32"),
-        M: T.Tensor((t * n, s.inner), s.weights),
+        logits: T.Tensor((s.hidden // COLUMNS, n, s.scores) if s.experts else (1,), "float32"),
+        picked: T.Tensor((s.slots + 1,), "int32"),
+        M: T.Tensor((s.slots, TOKENS, s.inner) if s.experts else (t * n, s.inner), s.weights),
         of_M: T.Tensor(s.factors(s.inner), "float32"),
-        D: T.Tensor((t * down, n, s.hidden), "float32"),
+        D: T.Tensor((t * split, n, s.hidden), "float32"),
     ):
         with T.Kernel(device=s.devices, block=columns, threads=THREADS) as (column, rows):
             prepare(X, norm1, H, of_H, R, s, rows * high, column, high)
@@ -229,18 +283,11 @@ def decode_layers(sizes: LayerSizes) -> Any:
                     multiply(Wo, of_Wo, A, of_A, C, s, layer, task, part)
                 else:
                     project(Wo, of_Wo, S, L, C, s, layer, task, part)
-            with T.Kernel(device=s.devices, block=columns, threads=THREADS) as (column, rows):
-                with T.Scale("block"):
-                    total = T.alloc((high, COLUMNS), "float32", level="l0")
-                    add_parts(C, X, total, s, rows * high, column, high)
-                    T.copy(total, P[rows * high, column * COLUMNS])
-                    scaled(total, norm2, H, of_H, R, s, layer, rows * high, column, high)
-            with T.Kernel(device=s.devices, block=s.tasks(2 * s.inner, up), threads=THREADS) as (task, part):
-                multiply(Wup, of_Wup, H, of_H, G, s, layer, task, part)
-            with T.Kernel(device=s.devices, block=gates, threads=THREADS) as (column, rows):
-                gate(G, R, M, of_M, s, rows * gated, column, gated)
-            with T.Kernel(device=s.devices, block=s.tasks(s.hidden, down), threads=THREADS) as (task, part):
-                multiply(Wdown, of_Wdown, M, of_M, D, s, layer, task, part)
+            between(C, X, P, norm2, router, H, of_H, R, logits, s, layer)
+            if s.experts:
+                experts_of_tokens(Wup, Wdown, H, logits, R, M, picked, D, s, layer)
+            else:
+                feed_forward(Wup, of_Wup, Wdown, of_Wdown, H, of_H, R, G, M, of_M, D, s, layer)
             with T.Kernel(device=s.devices, block=columns, threads=THREADS) as (column, rows):
                 with T.Scale("block"):
                     result = T.alloc((high, COLUMNS), "float32", level="l0")

@@ -17,8 +17,14 @@ SPAN, QUERIES, COLUMNS = 64, 64, 128
 SLAB = 64 << 10
 """Bytes of activations of a task of a product, at most: the rest of shared memory is for weights."""
 
-MOST = 16
-"""Sequences, at most."""
+ROWS = 64
+"""Outputs of a tile of the weights of experts and of the router."""
+
+MOST = TOKENS = 16
+"""Sequences, at most: the rows that tensor cores take of a left operand."""
+
+GATED = 16, 64
+"""Outputs of the gate in a task of experts: a multiple of the first, at most the second."""
 
 FLOAT8 = "float8_e4m3fn"
 
@@ -38,6 +44,9 @@ class LayerSizes:
         page: keys of a page of the cache; 0 where the keys of a sequence are contiguous.
         pages: of the cache.
         squares: whether a scale of float8 weights is that of 128 x 128 of them, else of an output.
+        experts: of the MLP, each of `inner` features; 0 for one MLP for all tokens.
+        choices: experts of a token.
+        normalizes: whether the weights of a token's experts are divided by their sum.
     """
 
     batch: int = 1
@@ -56,6 +65,9 @@ class LayerSizes:
     squares: bool = True
     page: int = 0
     pages: int = 0
+    experts: int = 0
+    choices: int = 0
+    normalizes: bool = True
 
     @property
     def is_float8(self) -> bool:
@@ -96,6 +108,28 @@ class LayerSizes:
     def spans(self) -> int:
         """Tasks of attention of a group of heads of a sequence."""
         return self.keys // SPAN // self.tiles
+
+    @property
+    def scores(self) -> int:
+        """Columns of the router's logits: those of the experts, padded to tiles of tensor cores."""
+        return -(-self.experts // ROWS) * ROWS
+
+    @property
+    def slots(self) -> int:
+        """Experts that are chosen, at most."""
+        return min(self.experts, self.batch * self.choices)
+
+    @property
+    def gated(self) -> int:
+        """Outputs of the gate of a task: as many as leave the busiest block the fewest, with every slot taken."""
+        low, high = GATED
+        fits = [n for n in divisors(self.inner) if n % low == 0 and n <= high]
+        return min(fits, key=lambda n: (-(-self.slots * self.inner // n // self.blocks) * n, -n))
+
+    @property
+    def down_parts(self) -> int:
+        """Parts of the slots in the second product of experts: as many as leave each block a task."""
+        return max(min(self.blocks // (self.hidden // ROWS), self.choices), 1)
 
     def each(self, tasks: int, count: int = 0) -> int:
         """Items of `count`, or rows, of one task, such that `tasks` for each of these parts fit the blocks at once."""

@@ -19,15 +19,18 @@ from tilescale.backends import simulated_us
 from tilescale.errors import ArgumentError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
+from tilescale.ops import decode_expert_weights
 from tilescale.ops.arguments import check_count, check_tensor
+from tilescale.ops.decode_expert_weights import experts_of, inner_of, wrong_experts
+from tilescale.ops.decode_experts import all_chosen
 from tilescale.ops.decode_program import decode_layers
 from tilescale.ops.decode_sizes import COLUMNS, DEPTH, FLOAT8, MOST, QUERIES, SPAN, LayerSizes
-from tilescale.ops.decode_weights import FORMS, RankWeights, form_of
+from tilescale.ops.decode_weights import ATTENTION, FORMS, LINEARS, RankWeights, form_of
 from tilescale.ops.group import group_name, rank_of, size_of, team_of
 from tilescale.ops.products import at_once
 from tilescale.runtime.compile import compile as compile_program
 
-MODELS = ("llama", "qwen3")
+MODELS = ("llama", "qwen3", *decode_expert_weights.MODELS)
 """Supported types of models, by the names of transformers."""
 
 WIDTHS = (64, 128)
@@ -41,7 +44,7 @@ SCHEDULES = ("persistent", "sequential")
 
 
 class DecodeStep(nn.Module):
-    """A decode step of Llama or Qwen3 models of transformers, with all decoder layers in one launch. Collective.
+    """A decode step of Llama, Qwen3, Qwen3-MoE or Mixtral models of transformers, all layers in one launch. Collective.
 
     It has the key-value cache of `batch` sequences of at most `keys` tokens. `load` takes the cache of the model's
     prefill. A call takes the last token of each sequence and returns the logits of the next one, as the model does:
@@ -56,7 +59,7 @@ class DecodeStep(nn.Module):
 
     A CUDA graph may capture a call: the lengths of the sequences are on the device. Only calls check that the cache
     is not full; replays beyond it store nothing, and their logits are wrong. On several ranks each one has its
-    heads and its part of the MLP; sums over the ranks are part of the launch.
+    heads and its part of the MLP, or of each expert; sums over the ranks are part of the launch.
 
     Args:
         model: a causal language model in bfloat16, the same on all ranks, or one whose linear layers already have this
@@ -194,7 +197,7 @@ class DecodeStep(nn.Module):
 def _fastest(sizes: LayerSizes, machine: Machine) -> str:
     """The schedule with the least simulated time of one layer whose cache is full."""
     func = decode_layers(replace(sizes, layers=1))
-    full = {"lengths": torch.full((sizes.batch,), sizes.keys - 1, dtype=torch.int32)}
+    full = {"lengths": torch.full((sizes.batch,), sizes.keys - 1, dtype=torch.int32), **all_chosen(sizes)}
 
     def time_us(schedule: str) -> float:
         program = compile_program(func, machine=machine, schedule=schedule).ir
@@ -221,10 +224,14 @@ def _sizes(model: Any, batch: int, keys: int, size: int) -> LayerSizes:
     config = model.config
     check_count("batch", batch)
     check_count("keys", keys)
-    heads, groups, inner = config.num_attention_heads, config.num_key_value_heads, config.intermediate_size
+    heads, groups, layers = config.num_attention_heads, config.num_key_value_heads, model.model.layers
+    has_experts = config.model_type in decode_expert_weights.MODELS
+    inner = inner_of(config) if has_experts else config.intermediate_size
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     biases = [name for name in ("attention_bias", "mlp_bias") if getattr(config, name, False)]
     windows = {kind for kind in getattr(config, "layer_types", None) or () if kind != "full_attention"}
+    if getattr(config, "sliding_window", None):
+        windows.add("sliding_attention")
     wrong = [
         (config.model_type not in MODELS, f"the model is {config.model_type!r}", ", ".join(MODELS)),
         (model.dtype != torch.bfloat16, f"the model is {model.dtype}", "torch.bfloat16"),
@@ -237,18 +244,25 @@ def _sizes(model: Any, batch: int, keys: int, size: int) -> LayerSizes:
         (heads % groups or heads > groups * QUERIES, f"{heads} heads share {groups} heads of keys", "a multiple"),
         (groups % size, f"{size} ranks share {groups} heads of keys", "a multiple of the ranks"),
         (config.hidden_size % COLUMNS, f"hidden_size is {config.hidden_size}", f"multiples of {COLUMNS}"),
-        (inner % (size * COLUMNS), f"intermediate_size is {inner}", f"multiples of {size * COLUMNS}"),
+        (
+            not has_experts and inner % (size * COLUMNS),
+            f"intermediate_size is {inner}",
+            f"multiples of {size * COLUMNS}",
+        ),
         (heads // size * width % DEPTH, f"a rank has {heads // size} heads of {width}", f"multiples of {DEPTH}"),
+        *(wrong_experts(layers, config, size) if has_experts else ()),
     ]
-    form, shares = form_of(model.model.layers), (heads // size, groups // size, width, inner // size)
+    form = form_of(layers, ATTENTION if has_experts else LINEARS)
     if isinstance(form, str):
         supported = "; ".join(f"{dtype} {kind}" for dtype, kind in FORMS)
         wrong.append((True, f"weights are {form}", supported))
     elif form[0] == FLOAT8:
+        wrong.append((has_experts, "a layer of experts has float8 weights", "torch.bfloat16 with experts"))
         wrong.append((width != DEPTH, f"heads have {width} features", f"{DEPTH} with float8 weights"))
     for is_wrong, found, supported in wrong:
         if is_wrong:
             raise ArgumentError(found, hint=f"supported: {supported}")
-    has_norms = config.model_type == "qwen3"
-    layers, epsilon = config.num_hidden_layers, config.rms_norm_eps
-    return LayerSizes(batch, size, config.hidden_size, *shares, keys, layers, epsilon, has_norms, at_once(), *form)
+    shares, norms = (heads // size, groups // size, width, inner // size), config.model_type in ("qwen3", "qwen3_moe")
+    layout = *shares, keys, len(layers), config.rms_norm_eps, norms
+    sizes = LayerSizes(batch, size, config.hidden_size, *layout, at_once(), *form)
+    return replace(sizes, **experts_of(layers, config)) if has_experts else sizes

@@ -7,15 +7,22 @@ from typing import Any
 
 import torch
 
+from tilescale.ops.decode_expert_weights import stacked_experts
 from tilescale.ops.decode_sizes import DEPTH, LayerSizes
 
-WEIGHTS = {
+Linears = dict[str, tuple[tuple[str, ...], int]]
+"""Parameter of the program -> the linear layers that it has side by side, and the dimension that ranks split."""
+
+ATTENTION: Linears = {
     "Wqkv": (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), 0),
     "Wo": (("self_attn.o_proj",), 1),
+}
+
+LINEARS: Linears = ATTENTION | {
     "Wup": (("mlp.gate_proj", "mlp.up_proj"), 0),
     "Wdown": (("mlp.down_proj",), 1),
 }
-"""Parameter of the program -> the linear layers that it has side by side, and the dimension that ranks split."""
+"""Those of layers with one MLP for all tokens."""
 
 NORMS = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
 
@@ -30,9 +37,9 @@ FORMS = {
 """Type of the weights and kind of their scales, where supported -> the fields of LayerSizes."""
 
 
-def form_of(layers: Any) -> tuple[str, bool] | str:
-    """The form of the weights of all layers; where it is not one of FORMS, what it is."""
-    linears = [layer.get_submodule(name) for layer in layers for names, _ in WEIGHTS.values() for name in names]
+def form_of(layers: Any, given: Linears) -> tuple[str, bool] | str:
+    """The form of the weights of linear layers of all layers; where it is not one of FORMS, what it is."""
+    linears = [layer.get_submodule(name) for layer in layers for names, _ in given.values() for name in names]
     found = {(linear.weight.dtype, _kind(linear)) for linear in linears}
     supported = [FORMS[form] for form in found if form in FORMS]
     if len(found) == len(supported) == 1:
@@ -64,9 +71,12 @@ class RankWeights:
 
     def of(self, layers: Any) -> dict[str, torch.Tensor]:
         """Weights of all layers, by the program's parameters."""
-        found = {name: self._stacked(layers, *where) for name, where in WEIGHTS.items()}
+        linears = ATTENTION if self.sizes.experts else LINEARS
+        found = {name: self._stacked(layers, *where) for name, where in linears.items()}
+        if self.sizes.experts:
+            found |= stacked_experts(layers, self.sizes, self.rank)
         if self.sizes.is_float8:
-            found |= {f"of_{name}": self._scales(layers, *where) for name, where in WEIGHTS.items()}
+            found |= {f"of_{name}": self._scales(layers, *where) for name, where in linears.items()}
         for name, where in NORMS.items():
             found[name] = torch.stack([layer.get_submodule(where).weight for layer in layers]).float()
         if self.sizes.head_norms:

@@ -125,7 +125,7 @@ def _loaded_ahead(loop: ir.Stmt, names: ProgramNames) -> Iterator[ir.Var]:
         return
     for stmt in _directly(loop):
         effects = names.effects(stmt)
-        loads = effects.reads and all(names.shared(read.root) for read in effects.reads) and not effects.orders
+        loads = any(names.shared(read.root) for read in effects.reads) and not effects.orders
         yield from (written.root for written in effects.writes if loads and not names.shared(written.root))
 
 
