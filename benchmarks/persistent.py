@@ -5,7 +5,8 @@
     torchrun --nproc-per-node 2 benchmarks/persistent.py --only "1 layer 1x"   one work
     torchrun --nproc-per-node 1 benchmarks/persistent.py                       on one GPU
 
-Layers of Llama 3 8B with 1024 cached tokens, tensor-parallel. Their floor is the time of reading their weights once.
+Layers of Llama 3 8B, and of Qwen3-MoE with 64 experts, with 1024 cached tokens, tensor-parallel. Their floor is the
+time of reading their weights once; of experts, those of the chosen ones.
 """
 
 from __future__ import annotations
