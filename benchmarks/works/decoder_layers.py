@@ -8,6 +8,7 @@ one GPU first.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from tilescale.tuning.race import Contender, Heat, Runner
 STEPS, BOUND = 3, 2.0**-4
 """Number of training steps whose losses are compared; error bound of results, relative to their magnitudes or to one.
 """
+
+CLOSE = 2.0**-7
+"""Distance of two logits of a router that rounding may reverse."""
 
 GRAPHS = 64
 """Number of compiled graphs kept for a function: each contender, work and model has its own."""
@@ -176,9 +180,33 @@ def _drawn(work: Work, seed: int) -> Case:
     generator = torch.Generator(trials.device()).manual_seed(seed)
     shape = work.batch, work.tokens, work.family.hidden
     whole = torch.randn(shape, generator=generator, device=trials.device()).bfloat16()
-    run = Steps(work.model(), whole.numel(), alone=True) if work.trains else torch.no_grad()(work.model())
-    want = torch.stack([run(whole) for _ in range(STEPS)]) if work.trains else work.mine(run(whole)).float()
-    return Case((work.mine(whole),), want, BOUND * want.abs().clamp(min=1))
+    model = work.model()
+    if work.trains:
+        run = Steps(model, whole.numel(), alone=True)
+        want = torch.stack([run(whole) for _ in range(STEPS)])
+        return Case((work.mine(whole),), want, BOUND * want.abs().clamp(min=1))
+    with torch.no_grad(), close_choices(model) as found:
+        want = work.mine(model(whole)).float()
+    bound = BOUND * want.abs().clamp(min=1)
+    for is_close in found:  # rounding decides there which experts a token takes
+        bound.masked_fill_(work.mine(is_close.view(*whole.shape[:2], 1)), torch.inf)
+    return Case((work.mine(whole),), want, bound)
+
+
+@contextlib.contextmanager
+def close_choices(model: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """For each router, when it is called: whether the last expert of a token has hardly more than the next one."""
+    found: list[torch.Tensor] = []
+
+    def note(router: nn.Module, _: object, made: tuple[torch.Tensor, ...]) -> None:
+        best = made[0].float().topk(router.top_k + 1, -1).values
+        found.append(best[:, -2] - best[:, -1] < CLOSE)
+
+    routers = (each for each in model.modules() if hasattr(each, "top_k") and hasattr(each, "weight"))
+    hooks = [router.register_forward_hook(note) for router in routers]
+    yield found
+    for hook in hooks:
+        hook.remove()
 
 
 class Steps:

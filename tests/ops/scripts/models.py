@@ -57,4 +57,5 @@ if __name__ == "__main__":
     first = FAMILIES[0]
     check(first, "training_step", 16, "torch", "tilescale, gathered kept")
     check(first, "prefill", 7, "tilescale")
+    check(FAMILIES[3], "prefill", 16, "torch", "tilescale")
     check(first, "decode", 1, "torch", "tilescale")
