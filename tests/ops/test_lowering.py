@@ -172,7 +172,7 @@ def _kernels(func: Any) -> list[str]:
 def test_what_peers_have_sent_is_loaded_without_conditions(blocks: int):
     """Loads with a condition wait for one another: 8192 x 8192 x 3584 on two H100 took 5 % longer."""
     text = source(program("gemm_rs", 2, GemmSpec(512, 512, "bfloat16", PERSISTENT, True, False), blocks))
-    whole, last = re.findall(r"^.*\(inbox \+.*$", text, re.MULTILINE)
+    whole, last = re.findall(r"^.*\(parts_inbox \+.*$", text, re.MULTILINE)
     assert all("uint4" in load and "condval" not in load for load in (whole, last))
     assert "rows) - (int64_t)1" in last and "rows) - (int64_t)1" not in whole, "offsets of rows are constants"
 
@@ -328,23 +328,20 @@ OPERATORS = {
 }
 OF_DECODE = [
     "before the store to shares: threads synchronize (stored)",  # by replicas of a fragment, in the next iteration
-    "before the load of shares: threads synchronize (stored)",  # in place of one of stock TileLang's
     "before the load of inbox: threads synchronize (stored)",  # this rank's part, which nothing is waited for
 ]
 BEFORE = "before the store to before: threads synchronize (stored)"
 """Its last row is a block's that wrote others."""
-OWN, SHARE, WHICH = (f"before the load of {name}: threads synchronize (stored)" for name in ("own", "share", "which"))
+OWN, WHICH = (f"before the load of {name}: threads synchronize (stored)" for name in ("own", "which"))
 """In place of some of stock TileLang's."""
 TABLES = "lines", "slot"
 NEEDED = {
     # The blocks that multiply have stored the tile that others, of the same text, load.
     "gemm_ag": ["before the load of G: bulk stores are completed, threads synchronize (stored)"],
     **dict.fromkeys(("decode", "pages", "float8"), OF_DECODE),
-    "scatter": [OWN],
-    "sum of rows": [SHARE],
-    "gradients of experts": [OWN, WHICH],
-    "experts": [BEFORE, OWN, SHARE],
-    **dict.fromkeys(("float8 experts", "trained in float8"), [BEFORE, WHICH, SHARE]),
+    **dict.fromkeys(("scatter", "gradients of experts"), [OWN]),
+    "experts": [BEFORE, OWN],
+    **dict.fromkeys(("float8 experts", "trained in float8"), [BEFORE, WHICH]),
     "few tokens": [
         "before the store to total: threads synchronize (stored)",  # zeros, which other threads add to
         *(f"before the store to {name}: threads synchronize (read)" for name in ("turned", "out")),  # of the last tile

@@ -165,7 +165,7 @@ def _remedy(run: Run, race: Race) -> str:
         return f"{text}; or T.atomic_add(..., dst=rank) for both: without dst= it is atomic within one device"
     if len(atomic) == 1:
         return f"{text}; or make both atomic"
-    adds = one == other or first.kind == second.kind == WRITE
+    adds = one == two or first.kind == second.kind == WRITE
     return f"{text}; or T.atomic_add, if they are to add up" if adds else text
 
 
