@@ -32,6 +32,14 @@ def test_every_job_is_done_once(most: int, tmp_path: Path):
     assert bool(forked) == (most > 1)
 
 
+def test_processes_of_an_earlier_call_take_no_jobs_of_the_next_one(tmp_path: Path):
+    for call in range(40):
+        (tmp_path / str(call)).mkdir()
+        processes.run_in_processes([partial(touch, tmp_path / str(call) / str(n)) for n in range(3)], 2)
+    counts = [len((path / str(n)).read_text().split()) for path in tmp_path.iterdir() for n in range(3)]
+    assert counts == [1] * 120
+
+
 @pytest.mark.parametrize("end", [lambda: 1 / 0, lambda: os._exit(3)], ids=["raises", "dies"])
 def test_a_job_that_fails_leaves_the_others(end, tmp_path: Path):
     jobs = [end, *(partial(touch, tmp_path / str(n)) for n in range(4))]

@@ -85,6 +85,7 @@ class Running:
             return
         context = multiprocessing.get_context("fork")
         self._begun, self._finished = context.Value("i", 0), context.Value("i", 0)
+        _alive[:] = [*(each for each in _alive if each.sentinels), self]
         self._workers += [context.Process(target=self._work, daemon=True) for _ in range(min(most, len(jobs)))]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: compilers need none of them
@@ -119,6 +120,10 @@ class Running:
         for worker in self._workers:
             worker.kill()
             worker.join()
+
+
+_alive: list[Running] = []
+"""Those whose processes may not have ended: they count jobs in shared memory, which others must not get meanwhile."""
 
 
 def _attempt(job: Job) -> None:
