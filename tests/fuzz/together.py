@@ -22,11 +22,15 @@ def renamed(text: str, number: int) -> str:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """One file of texts whose kernels have different names: each kernel's shared arrays get names of their own."""
+    """One file of texts whose kernels have different names: each kernel's shared arrays get names of their own.
+
+    Texts that leave out parts of the C++ library come last: what is included behind such a text lacks these parts.
+    """
     counted = itertools.count()
 
     def own_array(found: re.Match[str]) -> str:
         array = re.search(r"extern __shared__ .*?(\w+)\[\];", found[0])
         return re.sub(rf"(?<!\.)\b{array[1]}\b", f"shared_{next(counted)}", found[0]) if array else found[0]
 
-    return "\n".join(KERNEL.sub(own_array, text) for text in texts)
+    complete_first = sorted(texts, key=lambda text: "#pragma push_macro" in text)
+    return "\n".join(KERNEL.sub(own_array, text) for text in complete_first)
