@@ -17,7 +17,7 @@ from tvm.tirx import stmt_functor
 from tvm.tirx.expr import CallEffectKind
 
 from tilelang_core import tl
-from tilelang_core.ir import proves
+from tilelang_core.ir import proves, statements
 
 READS, WRITES = 1, 2
 """The bits of a region's access mask."""
@@ -86,6 +86,11 @@ def accesses_of(node: Any, claims: Callable[[str], bool]) -> DeclaredAccesses:
     else:
         reader.expressions(_own_expressions(node))
     return found
+
+
+def accesses_in(stmt: tirx.Stmt) -> list[BufferAccess]:
+    """Declared reads and writes of a statement and of all inside it."""
+    return [access for inner in statements(stmt) for access in accesses_of(inner, lambda name: False).accesses]
 
 
 def _own_expressions(node: Any) -> list[Any]:

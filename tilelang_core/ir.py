@@ -290,6 +290,11 @@ def is_pipelined(node: Any) -> bool:
     return isinstance(node, For) and tl.STAGES in node.annotations
 
 
+def has_roles(node: Any) -> bool:
+    """Whether a node is a branch on the thread index whose two sides are roles of a block."""
+    return isinstance(node, AttrStmt) and node.attr_key == tl.ROLES
+
+
 def conjuncts(expr: PrimExpr) -> list[PrimExpr]:
     """The conditions that a conjunction joins, in order; a condition of another form is the only one."""
     return [*conjuncts(expr.a), *conjuncts(expr.b)] if isinstance(expr, And) else [expr]

@@ -10,13 +10,13 @@ loop with no stages. A loop where an expression has a name, as `at = table[k]`, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import tirx
 
 from tilelang_core import ir, tl
-from tilelang_core.accesses import BufferAccess, accesses_of
+from tilelang_core.accesses import accesses_in, accesses_of
 from tilelang_core.rewrite import relooped, rewrite
 
 
@@ -39,7 +39,7 @@ def _depends(body: tirx.Stmt) -> bool:
     """Whether a load in a loop depends on registers that the loop sets, but not for that load alone."""
     names = {stmt.var: stmt.value for stmt in ir.statements(body) if isinstance(stmt, tirx.Bind)}
     needed = _needed(body, names)
-    return bool(needed) and any(access.writes and access.buffer.data in needed for access in _accesses(body))
+    return bool(needed) and any(access.writes and access.buffer.data in needed for access in accesses_in(body))
 
 
 def _needed(stmt: tirx.Stmt, names: Mapping[tirx.Var, tirx.PrimExpr]) -> set[tirx.Var]:
@@ -47,7 +47,7 @@ def _needed(stmt: tirx.Stmt, names: Mapping[tirx.Var, tirx.PrimExpr]) -> set[tir
     if isinstance(stmt, _TOGETHER) or isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
         if not _loads(stmt):
             return set()
-        own = {access.buffer.data for access in _accesses(stmt) if access.writes}
+        own = {access.buffer.data for access in accesses_in(stmt) if access.writes}
         return {data for inner in ir.statements(stmt) for data in _read(inner, names)} - own
     needed = {data for inner in ir.children(stmt) for data in _needed(inner, names)}
     decides = isinstance(stmt, tirx.IfThenElse | tirx.For) and any(map(_loads, ir.statements(stmt)))
@@ -59,13 +59,9 @@ _TOGETHER = tirx.Evaluate | tirx.BufferStore
 
 def _loads(stmt: tirx.Stmt) -> bool:
     """Whether a statement loads from global memory into shared memory."""
-    accesses = list(_accesses(stmt))
+    accesses = accesses_in(stmt)
     is_read = any(access.reads and ir.scope_kind(access.buffer) == "global" for access in accesses)
     return is_read and any(access.writes and ir.scope_kind(access.buffer) == "shared" for access in accesses)
-
-
-def _accesses(stmt: tirx.Stmt) -> Iterator[BufferAccess]:
-    return (access for inner in ir.statements(stmt) for access in accesses_of(inner, lambda name: False).accesses)
 
 
 def _read(stmt: tirx.Stmt, names: Mapping[tirx.Var, tirx.PrimExpr]) -> set[tirx.Var]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from tvm import tirx
 
-from tilelang_core.accesses import accesses_of
-from tilelang_core.ir import contains, statements
+from tilelang_core.accesses import accesses_in
+from tilelang_core.ir import contains
 from tilelang_core.rewrite import at, relooped, rewrite
 
 
@@ -33,6 +33,5 @@ def with_constant_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _changes_its_extent(loop: tirx.For) -> bool:
-    accesses = (a for stmt in statements(loop.body) for a in accesses_of(stmt, lambda name: False).accesses)
-    written = {access.buffer.data for access in accesses if access.writes}
+    written = {access.buffer.data for access in accesses_in(loop.body) if access.writes}
     return contains(loop.extent, lambda node: isinstance(node, tirx.BufferLoad) and node.buffer.data in written)

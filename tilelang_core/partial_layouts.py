@@ -18,7 +18,7 @@ from tilelang.layout import Fragment
 from tvm import tirx
 
 from tilelang_core import ir
-from tilelang_core.accesses import BufferAccess, accesses_of, span
+from tilelang_core.accesses import BufferAccess, accesses_in, span
 from tilelang_core.formulas import formula
 from tilelang_core.loop_ranges import loop_ranges
 
@@ -32,11 +32,10 @@ def with_whole_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
     partial = dict(_partial_layouts(func))
     if partial:
         ranges = {var: (extent.min, extent.extent) for var, extent in loop_ranges(func.body).items()}
-        for stmt in ir.statements(func.body):
-            for access in accesses_of(stmt, lambda name: False).accesses:
-                placed = partial.get(access.buffer.data)
-                if placed is not None and not placed[_box(access, ranges)].all():
-                    raise ValueError(f"The layout of fragment {access.buffer.name} has no place for some elements")
+        for access in accesses_in(func.body):
+            placed = partial.get(access.buffer.data)
+            if placed is not None and not placed[_box(access, ranges)].all():
+                raise ValueError(f"The layout of fragment {access.buffer.name} has no place for some elements")
     return func
 
 

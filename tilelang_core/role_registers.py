@@ -26,7 +26,7 @@ import tilelang.cuda.transform
 import tvm
 from tvm import tirx
 
-from tilelang_core import ir, tl
+from tilelang_core import ir
 from tilelang_core.accesses import accesses_of
 from tilelang_core.rewrite import at, rewrite, sequence
 
@@ -126,7 +126,7 @@ def _restored(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return rewrite(role, enter=enter)
 
     def roles(node: Any) -> Any:
-        if not _has_roles(node):
+        if not ir.has_roles(node):
             return None
         branch, others = node.body, _others(node)
         first, second = taken(branch.then_case, branch.condition), taken(branch.else_case, others)
@@ -138,10 +138,6 @@ def _restored(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return node.body if isinstance(node, tirx.AttrStmt) and node.attr_key == _SETS else None
 
     return func.with_body(rewrite(rewrite(func.body, enter=roles), leave=placed))
-
-
-def _has_roles(node: Any) -> bool:
-    return isinstance(node, tirx.AttrStmt) and node.attr_key == tl.ROLES
 
 
 def _others(roles: tirx.AttrStmt) -> tirx.PrimExpr:
@@ -156,11 +152,11 @@ def _differs(func: tirx.PrimFunc, early: set[tirx.Var]) -> bool:
     """Whether in a loop around roles some thread reads registers from before that only consumers have set, or evaluates
     one of the expressions with names from before it that reads what the loop writes."""
     loops = (stmt for stmt in ir.statements(func.body) if isinstance(stmt, _LOOPS))
-    loop = next((each for each in loops if ir.contains(each, _has_roles)), None)
+    loop = next((each for each in loops if ir.contains(each, ir.has_roles)), None)
     if loop is None:
         return False
     inside = list(ir.statements(loop))
-    roles = next(filter(_has_roles, inside))
+    roles = next(filter(ir.has_roles, inside))
     others = _others(roles)
     consumers = [roles.body.else_case, *(each for each in inside if _is_for(each, others))]
     if _read_first(loop.body, consumers) & set().union(*map(_written, consumers)):

@@ -12,7 +12,7 @@ from tilelang.backend.target import determine_target
 from tvm import tirx
 from tvm.tirx import stmt_functor
 
-from tilelang_core import tl
+from tilelang_core import ir, tl
 from tilelang_core.prover import proving
 from tilelang_core.role_registers import keeping_registers
 
@@ -72,7 +72,7 @@ def branches(func: tirx.PrimFunc, target: Any) -> tuple[tirx.Stmt, tirx.Stmt] | 
     found: list[tuple[tirx.Stmt, tirx.Stmt]] = []
 
     def visit(node: Any) -> None:
-        if isinstance(node, tirx.AttrStmt) and str(node.attr_key) == tl.ROLES:
+        if ir.has_roles(node):
             found.append((node.body.then_case, node.body.else_case))
 
     stmt_functor.post_order_visit(made.body, visit)

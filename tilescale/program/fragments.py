@@ -43,16 +43,11 @@ def spread(steps: Iterable[tuple[ir.Stmt, int]]) -> frozenset[ir.Var]:
     """Data variables of the spread fragments of a phase, by all its steps."""
     found: dict[ir.Var, bool] = {}
     for step, threads in steps:
-        fragments = [a for a in accesses_in(step) if is_fragment(a)]
+        fragments = [a for a in accesses.accesses_in(step) if is_fragment(a)]
         for access in fragments:
             data = access.buffer.data
             found[data] = found.get(data, True) and _is_spread(step, fragments, threads)
     return frozenset(data for data, is_even in found.items() if is_even)
-
-
-def accesses_in(stmt: ir.Stmt) -> list[accesses.BufferAccess]:
-    """Accesses of a statement and all inside it."""
-    return [a for inner in ir.statements(stmt) for a in accesses.accesses_of(inner, lambda name: False).accesses]
 
 
 def _is_spread(step: ir.Stmt, fragments: list[accesses.BufferAccess], threads: int) -> bool:
@@ -100,7 +95,7 @@ class ThreadDistribution:
     def of(cls, step: ir.Stmt, threads: int, spread: Collection[ir.Var]) -> ThreadDistribution | None:
         """The distribution of a step; None where something else decides. `spread` are data variables of spread
         fragments."""
-        found, loops = accesses_in(step), loops_of(step)
+        found, loops = accesses.accesses_in(step), loops_of(step)
         fragments = [access.buffer for access in found if is_fragment(access)]
         if fragments and all(buffer.data in spread for buffer in fragments):
             size, longest = math.prod(map(ir.integer, fragments[0].shape)), VECTOR_BITS // ir.bits(fragments[0].dtype)
@@ -130,7 +125,7 @@ class ThreadDistribution:
         loops = loops_of(step)
         copies = isinstance(step, ir.Evaluate) and ir.op_name(step.value) == tl.COPY
         extents = ir.constants(loop.extent for loop in loops) if not any(loop.annotations for loop in loops) else None
-        for access in filter(is_fragment, accesses_in(step)):
+        for access in filter(is_fragment, accesses.accesses_in(step)):
             layout, shape = layouts.get(access.buffer.data), ir.constants(access.buffer.shape)
             in_order = extents == shape and _are(access.begins, [loop.loop_var for loop in loops])
             if layout is None or layout.thread is None or layout.replicated or shape is None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
-from tilelang_core.accesses import BufferAccess
+from tilelang_core.accesses import BufferAccess, accesses_in
 from tilescale.backends.emulator.checks.in_program import InProgram
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow, touched_cells
 from tilescale.backends.emulator.execute.frame import Frame, active
@@ -24,7 +24,6 @@ from tilescale.backends.emulator.execute.observe import READ, WRITE
 from tilescale.backends.emulator.interpret.buffers import Home
 from tilescale.backends.emulator.run import Run
 from tilescale.errors import RaceError
-from tilescale.program.fragments import accesses_in
 from tilescale.program.parallel_loops import loops_of
 
 _SEVERAL = -1

@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tilelang_core import ir
+from tilelang_core.accesses import accesses_in
 from tilelang_core.layouts import TileLayout, inferred
 from tilescale.backends.base import text_target
 from tilescale.backends.emulator.checks.in_program import InProgram
@@ -35,7 +36,7 @@ from tilescale.backends.emulator.interpret.buffers import Home
 from tilescale.backends.emulator.run import Run
 from tilescale.errors import RaceError
 from tilescale.program.effects import phases, statements
-from tilescale.program.fragments import ThreadDistribution, accesses_in, spread, steps
+from tilescale.program.fragments import ThreadDistribution, spread, steps
 from tilescale.program.model import Launch
 from tilescale.program.parallel_loops import loops_of
 
