@@ -112,6 +112,34 @@ def test_a_refused_plan_changes_nothing(mesh: DeviceMesh, last: Callable[[], nn.
     assert all(one is other for one, other in zip(parameters, layers.parameters(), strict=True))
 
 
+class Raises(SequenceParallel):
+    """A style that changes a module, then fails."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        super()._apply(module, device_mesh)
+        raise RuntimeError("of the style")
+
+
+def state_of(layers: nn.Module) -> list[Any]:
+    """Classes of all modules, and their attributes, tables item by item."""
+    held = [(type(each), vars(each)) for each in layers.modules()]
+    return [(kind, {n: list(x.items()) if isinstance(x, dict) else x for n, x in each.items()}) for kind, each in held]
+
+
+def test_a_style_that_raises_changes_nothing(mesh: DeviceMesh):
+    layers = nn.Sequential(model(), nn.RMSNorm(16), nn.RMSNorm(16)).bfloat16()
+    hook = layers[0].register_forward_pre_hook(lambda *_: None)
+    before, x = state_of(layers), torch.randn(4, 16).bfloat16()
+    want = layers(x)
+    plan = {"0.0": ColwiseParallel(), "0.2": RowwiseParallel(), "0": PrepareModuleInput(), "1": SequenceParallel()}
+    with pytest.raises(RuntimeError, match="of the style"):
+        ops.parallelize_module(layers, mesh, {**plan, "2": Raises()})
+    assert state_of(layers) == before
+    assert torch.equal(layers(x), want)
+    hook.remove()
+    assert not layers[0]._forward_pre_hooks
+
+
 def tied() -> nn.ModuleDict:
     made = nn.ModuleDict({"embed": nn.Embedding(16, 8), "head": nn.Linear(8, 16, bias=False)}).bfloat16()
     made["head"].weight = made["embed"].weight

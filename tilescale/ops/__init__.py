@@ -21,7 +21,7 @@ moe_low_latency.py low_latency_program.py few_rows_gemm.py    the layer for few 
 expert_parallel.py                  models whose experts are split over the ranks
 moe_route.py moe_tables.py moe_dispatch.py grouped_gemm.py    its parts as separate operators
 linear.py siblings.py layer_products.py    layers, those with one input, and their operators
-parallelize.py                      the plan that puts them in models
+parallelize.py rollback.py          the plan that puts them in models; the model as before a plan that fails
 token_wise.py                       norms where tokens are split over the ranks
 partial_gradients.py                gradients of replicated values that meet a rank's features
 adapters.py                         an error for adapters of layers that are split

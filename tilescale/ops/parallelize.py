@@ -29,6 +29,7 @@ from tilescale.ops.linear import (
     check_shard,
 )
 from tilescale.ops.partial_gradients import sum_partial_gradients
+from tilescale.ops.rollback import unchanged_by_failure
 from tilescale.ops.siblings import gather_once, lay_side_by_side
 from tilescale.ops.token_wise import work_on_shards
 
@@ -67,7 +68,9 @@ def parallelize_module(
 
     Raises:
         ArgumentError: a layer's features cannot be split among the ranks, or PyTorch cannot shard a module of its type;
-            or no module, no mesh, or one of several dimensions, or a plan of something else. The model is unchanged.
+            or no module, no mesh, or one of several dimensions, or a plan of something else.
+
+    After any error, of a style as well, the model is unchanged: its whole parameters are kept until this returns.
     """
     mesh = _current_mesh() if device_mesh is None else device_mesh
     if not isinstance(module, nn.Module):
@@ -92,19 +95,20 @@ def parallelize_module(
     shards = _shards(module, styles, gathers)
     for name, shard in shards.items():
         check_shard(shard.kind, module.get_submodule(name), mesh, src_data_rank)
-    tied = _tied_parameters(module)
     how: dict[str, Any] = {"float8": float8, "src_data_rank": src_data_rank, "keep_gathered": keep_gathered}
-    _shard_layers(module, shards, mesh, how)
-    kept = {name: style for name, style in styles.items() if name not in shards}
-    left: dict[str, Any] = kept | unresolved | {name: _without_gather(styles[name]) for name in gathers}
-    if "" in left:  # in a plan with others PyTorch takes no rank for it
-        by_torch(module, mesh, left.pop(""), src_data_rank=src_data_rank)
-    made = by_torch(module, mesh, left, src_data_rank=src_data_rank)
-    for name, style in styles.items():
-        if type(style) is SequenceParallel:
-            work_on_shards(module.get_submodule(name))
-    _sum_partial_gradients(module, styles, group_name(mesh))
-    _tie_again(module, tied)
+    with unchanged_by_failure(module):
+        tied = _tied_parameters(module)
+        _shard_layers(module, shards, mesh, how)
+        kept = {name: style for name, style in styles.items() if name not in shards}
+        left: dict[str, Any] = kept | unresolved | {name: _without_gather(styles[name]) for name in gathers}
+        if "" in left:  # in a plan with others PyTorch takes no rank for it
+            by_torch(module, mesh, left.pop(""), src_data_rank=src_data_rank)
+        made = by_torch(module, mesh, left, src_data_rank=src_data_rank)
+        for name, style in styles.items():
+            if type(style) is SequenceParallel:
+                work_on_shards(module.get_submodule(name))
+        _sum_partial_gradients(module, styles, group_name(mesh))
+        _tie_again(module, tied)
     return made
 
 
