@@ -43,8 +43,7 @@ class Way:
 
     Attributes:
         ours: whether by TileScale.
-        compiled: options of `torch.compile` for each; None: eager. Without dynamic=False, DTensor of torch 2.11
-            fails: "unhashable type: SymInt".
+        compiled: options of `torch.compile` for each; None: eager. dynamic=False: one number of tokens is timed.
         keeps: whether gathered tokens are kept for the backward pass.
     """
 

@@ -85,10 +85,18 @@ def check_generate(plain: nn.Module, model: nn.Module) -> None:
         assert model.generate(numbers(tokens), **how).equal(plain.generate(numbers(tokens), **how))
 
 
-def check_one_graph(plain: nn.Module, model: nn.Module) -> None:
-    """A compiler traces the model for each number of tokens; gradients are those of the whole model."""
-    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
-    for tokens in (4, 5):
+def check_graphs(plain: nn.Module, model: nn.Module) -> None:
+    """The whole model as a graph for each number of tokens, and its layers as graphs for any number."""
+    compare(plain, model, torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager"), (4, 5))
+    torch._dynamo.reset()
+    for layer in model.model.layers:
+        layer.compile(fullgraph=True, backend="aot_eager")
+    compare(plain, model, model, (4, 6, 5))
+
+
+def compare(plain: nn.Module, model: nn.Module, compiled: nn.Module, counts: tuple[int, ...]) -> None:
+    """Logits and gradients are those of the whole model."""
+    for tokens in counts:
         results = [each(numbers(tokens), use_cache=False).logits for each in (compiled, plain)]
         near(*results)
         for each, result in zip((model, plain), results, strict=True):
@@ -152,6 +160,6 @@ if __name__ == "__main__":
     assert isinstance(layer.mlp.down_proj, ops.RowParallelLinear)
     check_logits_and_gradients(plain, model)
     check_generate(plain, model)
-    check_one_graph(plain, model)
     check_copies()
+    check_graphs(plain, model)
     print("passed", flush=True)
