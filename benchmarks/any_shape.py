@@ -6,7 +6,8 @@
 
 From 1 to 16384 rows, log-uniform; weights of layers of 20 published models, split over the GPUs; all-gather,
 reduce-scatter and all-reduce, bfloat16 and float8, eager and in CUDA graphs. Every call has inputs and results at other
-addresses than the previous one. Kernels of several weights are compiled together, then their shapes are raced.
+addresses than the previous one, and is one of many of its shape. Kernels of several weights are compiled together, then
+their shapes are raced.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def _work(shape: Shape) -> any_shapes.Work:
 def _race(run: Run, steps: Steps, shape: Shape, titles: set[str], symm_mem: bool) -> None:
     """Race a shape in all modes, on the same inputs; results are checked in the first one."""
     work = _work(shape)
+    work.settle()
     heats = [heat for mode in MODES if (heat := work.heat(mode, symm_mem)).title in titles]
     for number, heat in enumerate(heats):
         (run if number == 0 else replace(run, seeds=())).race_all([heat], steps)
