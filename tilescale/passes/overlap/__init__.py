@@ -12,6 +12,7 @@
     tile_order.py           the order of a grid's tiles
     gather.py               all_gather -> grid
     local_rows.py           all_gather -> grid: local rows where they are
+    slices.py               all_gather -> grid: slices of columns, for loops over these
     raster.py               tiles of programs: in groups of rows, and of a persistent grid
     prefetch.py             all_gather in a layer loop -> grid: one layer ahead
     columns.py              all_gather along columns -> grid

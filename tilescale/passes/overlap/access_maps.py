@@ -70,6 +70,14 @@ class TensorUse:
         return self.rows.deeper if self.high == 1 else None
 
     @property
+    def part(self) -> ir.PrimExpr | None:
+        """The part of a program where parts have a separate dimension; None: it may touch several."""
+        bounds = self.box[0] if self.rows.slots and self.box is not None else None
+        if bounds is None or ir.constant(bounds[1] - bounds[0]) != 1:
+            return None
+        return ir.simplify(bounds[0], {})
+
+    @property
     def place(self) -> tuple[Any, Any]:
         """The part of the first row, and the row in it."""
         if self.tiles is not None:

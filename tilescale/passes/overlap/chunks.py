@@ -27,7 +27,8 @@ class RowChunks:
     """The rows of a tensor in chunks: `each` chunks a part, of `rows` rows, the last one of the remainder.
 
     Attributes:
-        most: flags of a part where its rows are known at launch only; None: as many as it has chunks.
+        most: flags of a part where its rows are known at launch only; None: as many as it has chunks. One flag is for
+            all rows of a part.
     """
 
     of: Partition
@@ -37,7 +38,7 @@ class RowChunks:
     @property
     def each(self) -> Any:
         """Chunks of a part."""
-        return (self.of.height + self.rows - 1) // self.rows
+        return 1 if self.most == 1 else (self.of.height + self.rows - 1) // self.rows
 
     @property
     def shape(self) -> tuple[int, Any]:
@@ -60,6 +61,8 @@ class RowChunks:
 
     def count(self, chunk: Any) -> Any:
         """Rows of a chunk."""
+        if self.most == 1:
+            return self.of.height
         if ir.constant(self.of.height % self.rows) == 0:
             return self.rows
         return ir.Min(ir.IntImm("int32", self.rows), self.of.height - chunk * self.rows)
@@ -72,15 +75,13 @@ class RowChunks:
         Args:
             order: of the other units; the next one first if left out.
         """
-        if self.of.parts == 1:
-            return []
-        order = order or DepartureOrder()
-        step, chunk = ir.Var("step", "int32"), ir.Var("chunk", "int32")
-        rank, rank_is = rank_of(level)
-        inner = ir.For(
-            chunk, 0, self.each, ir.ForKind.SERIAL, make(rank, order.part(step, rank, self.of.parts), chunk)
-        )
-        return [rank_is, ir.For(step, order.others, self.of.parts - 1, ir.ForKind.SERIAL, inner)]
+        every = lambda rank, peer: self.all(lambda chunk: make(rank, peer, chunk))  # noqa: E731
+        return to_others(level, self.of.parts, every, order)
+
+    def all(self, make: Callable[[Any], ir.Stmt]) -> ir.Stmt:
+        """A statement for each chunk of a part."""
+        chunk = ir.Var("chunk", "int32")
+        return ir.For(chunk, 0, self.each, ir.ForKind.SERIAL, make(chunk))
 
     def waits(self, use: TensorUse, uses: AccessMaps, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
         """Waits for all chunks that a use reads."""
@@ -98,8 +99,7 @@ class RowChunks:
 
     def told(self, flags: ir.Buffer, part: Any) -> list[ir.Stmt]:
         """Signals that all of a part is there."""
-        chunk = ir.Var("chunk", "int32")
-        return [ir.For(chunk, 0, self.each, ir.ForKind.SERIAL, signal(flags, part, chunk))]
+        return [self.all(lambda chunk: signal(flags, part, chunk))]
 
     def counts(self, use: TensorUse, uses: AccessMaps, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
         """Signals of a grid's tile to the flags of the chunks that it has written."""
@@ -107,6 +107,8 @@ class RowChunks:
 
     def span(self, use: TensorUse, uses: AccessMaps, level: str) -> tuple[int, bool]:
         """Largest number of chunks that a tile touches, and whether every tile touches at least one."""
+        if self.most == 1 and use.part is not None:
+            return 1, True
         if uses.symbolic:
             return (1, True) if use.tiles and ir.constant(self.rows % use.tiles.step) == 0 else (0, False)
         if use.looks_up:
@@ -118,6 +120,8 @@ class RowChunks:
         return int(every.max(initial=0)), bool((every > 0).all())
 
     def _first(self, use: TensorUse) -> tuple[Any, Any]:
+        if self.most == 1 and use.part is not None:
+            return use.part, 0
         if use.tiles is not None:
             return use.tiles.part, ir.simplify(use.tiles.row // self.rows, use.ranges)
         part, chunk = (ir.simplify(number, use.ranges) for number in self.place(use.begin))
@@ -130,6 +134,21 @@ class RowChunks:
         count = ir.simplify(self.number(use.end - 1) - first + 1, use.ranges)
         extent = ir.Max(count, ir.IntImm("int32", 0))
         return [ir.For(turn, first, extent, ir.ForKind.SERIAL, make(turn // self.each, turn % self.each))]
+
+
+def to_others(
+    level: str, parts: int, make: Callable[[Any, Any], ir.Stmt], order: TileOrder | None = None
+) -> list[ir.Stmt]:
+    """Statements of a unit for each other unit of `parts`: made of its rank and the other's.
+
+    Args:
+        order: of the other units; the next one first if left out.
+    """
+    if parts == 1:
+        return []
+    order, step, (rank, rank_is) = order or DepartureOrder(), ir.Var("step", "int32"), rank_of(level)
+    each = make(rank, order.part(step, rank, parts))
+    return [rank_is, ir.For(step, order.others, parts - 1, ir.ForKind.SERIAL, each)]
 
 
 def flag(flags: ir.Buffer, *index: Any) -> ir.Call:

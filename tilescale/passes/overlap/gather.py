@@ -10,7 +10,7 @@ is used outside of grids, and the cases of `legality.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from tilelang_core.trace import call
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import copy
-from tilescale.passes.overlap.chunks import RowChunks, flag, put
+from tilescale.passes.overlap.chunks import RowChunks, flag, put, to_others
 from tilescale.passes.overlap.columns import overlap_columns
 from tilescale.passes.overlap.estimate import choose_rows, gathered
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting
@@ -30,6 +30,7 @@ from tilescale.passes.overlap.producers_consumers import check_some, readers_of
 from tilescale.passes.overlap.raster import Raster
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import Move
+from tilescale.passes.overlap.slices import ColumnSlices
 from tilescale.passes.overlap.tile_order import ArrivalOrder, tiles_in, with_tiles
 from tilescale.program.asynchronous import PartLayout
 from tilescale.program.dependence import Dependence, ProgramStep
@@ -39,14 +40,29 @@ from tilescale.program.ops import ALL_GATHER
 
 @dataclass(frozen=True)
 class _SplitGather:
+    """A gather that is taken apart.
+
+    Attributes:
+        readers: reads of its result, one for each grid.
+        pieces: what is sent with one flag.
+        flags: one for each piece of each part.
+    """
+
     site: CollectiveSite
     uses: AccessMaps
+    move: Move
     rows: Partition
     readers: tuple[TensorUse, ...]
+    pieces: RowChunks | ColumnSlices
+    flags: ir.Buffer
 
     @property
     def level(self) -> str:
         return self.site.made.level
+
+
+Gathers = Sequence[tuple[CollectiveSite, ProgramStep, Move]]
+"""Gathers of a device phase, each with its first statement and what to do with it."""
 
 
 def overlap_gather(
@@ -59,45 +75,82 @@ def overlap_gather(
     """
     if not site.made.is_in_place and site.made.axis == 1:
         return overlap_columns(site, mine, graph, uses, move)
+    return overlap_gathers([(site, mine, move)], graph, uses)
+
+
+def overlap_gathers(several: Gathers, graph: Dependence, uses: AccessMaps) -> ir.PrimFunc:
+    """The program with gathers overlapped with the grids that read them. Several are of one grid, whose tiles read
+    local rows of all from their sources; they are sent together, in their order, to one unit after the other.
+
+    Raises:
+        Declined: it stays unchanged.
+    """
+    (site, mine, move), *_ = several
+    rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
+    gathers = [_gather(*each, graph, uses, rewriter) for each in several]
+    for gather in gathers:
+        gather.move.why = "each tile waits for the rows that it reads"
+        for use in gather.readers:
+            _await(gather, use, rewriter)
+    first, level = gathers[0].readers[0], gathers[0].level
+    if (raster := _reads_source(gathers)) is not None:
+        send = lambda *which: tir.sequence([_send(gather, *which) for gather in gathers])  # noqa: E731
+        started = to_others(level, gathers[0].rows.parts, send)
+        changed = split_by_source(first, [gather.site for gather in gathers], rewriter, raster)
+    else:
+        started = _started(gathers[0], in_place=is_behind_waiting(mine, graph))
+        tiles = tiles_in(ArrivalOrder(), first, gathers[0].rows, uses, move, level)
+        changed = with_tiles(first.phase, tiles, rewriter)
+    stmts = [tir.sequence(located(started, site.stmt)), *[tir.sequence([])] * (len(gathers) - 1)]
+    rewriter.statements.extend((gather.site.stmt, stmt) for gather, stmt in zip(gathers, stmts, strict=True))
+    rewriter.phases.append((first.phase, (changed,)))
+    return rewriter.apply()
+
+
+def _gather(
+    site: CollectiveSite, mine: ProgramStep, move: Move, graph: Dependence, uses: AccessMaps, rewriter: LaunchRewriter
+) -> _SplitGather:
+    """The gather with its pieces and their flags."""
     rows = rows_of(site, uses)
     target, source = (uses.names.root(ir.region_parts(r)[0].data) for r in (site.made.target, site.made.source))
     check_unwritten(source, mine, graph, "what it sends")
     check_unwritten(target, mine, graph, "its result")
     readers = readers_of(target, mine, graph, uses, rows)
-    while (deeper := readers[0].deeper) and all(use.deeper for use in readers):
+    while move.chunks != 1 and (deeper := readers[0].deeper) and all(use.deeper for use in readers):
         rows, readers = deeper, readers_of(target, mine, graph, uses, deeper)
-    gather = _SplitGather(site, uses, rows, readers)
-    check_some(gather.readers[0], rows, uses, gather.level)
+    check_some(readers[0], rows, uses, site.made.level)
     chunk = choose_rows(site, uses, rows, readers, move, gathered)
-    rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
-    chunks = RowChunks(rows, chunk, move.chunks)
-    flags = rewriter.alloc_flags(f"{rows.buffer.name}_here", chunks.shape)
-    move.why = "each tile waits for the rows that it reads"
-    for use in readers:
-        rewriter.before(use.stmts[0], chunks.waits(use, uses, gather.level, flags))
-    first = readers[0]
-    if (raster := _reads_source(gather, move)) is not None:
-        started = chunks.to_others(gather.level, _send(gather, chunks, flags))
-        changed = split_by_source(first, site, rewriter, raster)
+    pieces = ColumnSlices(rows, move.slices) if move.slices else RowChunks(rows, chunk, move.chunks)
+    flags = rewriter.alloc_flags(f"{rows.buffer.name}_here", pieces.shape)
+    return _SplitGather(site, uses, move, rows, readers, pieces, flags)
+
+
+def _await(gather: _SplitGather, use: TensorUse, rewriter: LaunchRewriter) -> None:
+    """Let the tiles of a use wait for what they read."""
+    pieces, uses = gather.pieces, gather.uses
+    if isinstance(pieces, ColumnSlices):
+        rewriter.statements.append(pieces.awaited(use, uses, gather.flags))
     else:
-        started = _started(gather, flags, chunk, in_place=is_behind_waiting(mine, graph))
-        changed = with_tiles(first.phase, tiles_in(ArrivalOrder(), first, rows, uses, move, gather.level), rewriter)
-    rewriter.statements.append((site.stmt, tir.sequence(located(started, site.stmt))))
-    rewriter.phases.append((first.phase, (changed,)))
-    return rewriter.apply()
+        rewriter.before(use.stmts[0], pieces.waits(use, uses, gather.level, gather.flags))
 
 
-def _reads_source(gather: _SplitGather, move: Move) -> Raster | None:
-    """The programs whose tiles read local rows from the source, if `move` asks for that; it records whether they do."""
-    if move.local is None:
-        return None
+def _reads_source(gathers: Sequence[_SplitGather]) -> Raster | None:
+    """The programs whose tiles read local rows from the sources, if the moves ask for that; they record whether they
+    do."""
+    move, uses = gathers[-1].move, gathers[-1].uses
     try:
-        raster = check_source(gather.site, gather.readers, gather.uses, move)
+        if move.local is None:
+            raise Declined("as asked for")
+        raster = check_source([(gather.site, gather.readers) for gather in gathers], uses, move)
     except Declined as reason:
-        move.local = move.group = move.blocks = None
-        move.why += f"; local rows are copied: {reason.reason}"
+        if len(gathers) > 1 or gathers[0].rows.parts == 1 or move.slices:
+            raise
+        if move.local is not None:
+            move.local = move.group = move.blocks = None
+            move.why += f"; local rows are copied: {reason.reason}"
         return None
-    move.why += ", local rows from the source"
+    for gather in gathers:
+        gather.move.why += ", local rows from the source"
     return raster
 
 
@@ -116,50 +169,46 @@ def rows_of(site: CollectiveSite, uses: AccessMaps) -> Partition:
 # -- chunks ------------------------------------------------------------------------------------------------------------
 
 
-def _started(gather: _SplitGather, flags: ir.Buffer, chunk: int, *, in_place: bool) -> list[ir.Stmt]:
+def _started(gather: _SplitGather, *, in_place: bool) -> list[ir.Stmt]:
     """The gather, started on the copy queue.
 
     Args:
         in_place: whether the device itself copies the local part into the result before.
     """
-    made, rows = gather.site.made, gather.rows
-    if chunk % rows.inner:
-        return _sent(gather, RowChunks(rows, chunk), flags)
-    whole = tir.region(flags, [ir.IntImm("int32", 0)] * 2, flags.shape, "rw")
-    source, before = made.source, []
-    if in_place:
-        rank, rank_is = rank_of(made.level)
-        before = [rank_is, copy(source, rows.region(rank, 0, rows.height, "w"))]
-        source = rows.region(rank, 0, rows.height, "r")
-    notes: dict[str, Any] = {"level": made.level, "dim": 0, "chunk": chunk // rows.inner}
-    return [*before, tir.evaluate(call(ALL_GATHER, source, made.target, whole, **notes))]
-
-
-def _sent(gather: _SplitGather, chunks: RowChunks, here: ir.Buffer) -> list[ir.Stmt]:
-    """Copies of chunks that are not whole indices of the first dimension, and of the local part into the result."""
-    made, rows = gather.site.made, gather.rows
+    made, rows, flags = gather.site.made, gather.rows, gather.flags
     rank, rank_is = rank_of(made.level)
     home = copy(made.source, rows.region(rank, 0, rows.height, "w"))
-    sent = chunks.to_others(made.level, _send(gather, chunks, here))
-    return [*sent, rank_is, home, *chunks.told(here, rank)]
+    assert isinstance(gather.pieces, RowChunks)
+    if gather.pieces.rows % rows.inner:
+        sent = to_others(made.level, rows.parts, lambda *which: _send(gather, *which))
+        return [*sent, rank_is, home, *gather.pieces.told(flags, rank)]
+    whole = tir.region(flags, [ir.IntImm("int32", 0)] * 2, flags.shape, "rw")
+    source = rows.region(rank, 0, rows.height, "r") if in_place else made.source
+    notes: dict[str, Any] = {"level": made.level, "dim": 0, "chunk": gather.pieces.rows // rows.inner}
+    started = tir.evaluate(call(ALL_GATHER, source, made.target, whole, **notes))
+    return [rank_is, home, started] if in_place else [started]
 
 
-def _send(gather: _SplitGather, chunks: RowChunks, here: ir.Buffer) -> Callable[[Any, Any, Any], ir.Stmt]:
-    """The copy of a chunk of a rank's rows to a peer."""
-    made, rows = gather.site.made, gather.rows
+def _send(gather: _SplitGather, rank: Any, peer: Any) -> ir.Stmt:
+    """The copies of a rank's rows to a peer, piece by piece."""
+    made, rows, pieces = gather.site.made, gather.rows, gather.pieces
     source, begins, extents = ir.region_parts(made.source)
     leading = len(extents) - len(rows.buffer.shape) + rows.slots
 
-    def some(first: Any, count: Any) -> ir.Call:
+    def some(first: Any, count: Any) -> list[ir.Call]:
+        """Rows of the source, and the same of the result."""
         places, sizes = rows.box(first, count)
         inside = slice(leading, leading + rows.depth)
         at, of = list(begins), list(extents)
         at[inside] = [begin + place for begin, place in zip(begins[inside], places, strict=True)]
         of[inside] = sizes
-        return tir.region(source, at, of, "r")
+        return [tir.region(source, at, of, "r"), rows.region(rank, first, count, "w")]
 
-    def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
-        first, count = chunk * chunks.rows, chunks.count(chunk)
-        return put(made.level, some(first, count), rows.region(rank, first, count, "w"), peer, flag(here, rank, chunk))
+    def piece(number: Any) -> ir.Stmt:
+        if isinstance(pieces, ColumnSlices):
+            here, there = (pieces.region(whole, number) for whole in some(0, rows.height))
+        else:
+            here, there = some(number * pieces.rows, pieces.count(number))
+        return put(made.level, here, there, peer, flag(gather.flags, rank, number))
 
-    return part
+    return pieces.all(piece)

@@ -9,6 +9,7 @@ whose part is not the last axis of the grid.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tilelang_core import ir, tl
@@ -23,35 +24,46 @@ from tilescale.passes.overlap.tile_order import ArrivalOrder, last_axis
 from tilescale.program.model import GridPhase, location
 
 
-def check_source(site: CollectiveSite, readers: tuple[TensorUse, ...], uses: AccessMaps, move: Move) -> Raster:
-    """The programs whose tiles read local rows from the source.
+def check_source(
+    gathers: Sequence[tuple[CollectiveSite, tuple[TensorUse, ...]]], uses: AccessMaps, move: Move
+) -> Raster:
+    """The programs whose tiles read local rows of gathers from their sources, as `move` asks for.
 
     Raises:
         Declined: they cannot.
     """
-    whole = ir.region_parts(site.made.target)[0]
-    if uses.is_argument(uses.names.root(whole.data)):
-        raise Declined(f"{whole.name!r} is an argument, which the caller sees", location(site.stmt))
-    first, *others = readers
-    if others:
-        raise Declined("several grids read it", location(site.stmt))
+    found = [use for _, readers in gathers for use in readers]
+    for site, readers in gathers:
+        whole = ir.region_parts(site.made.target)[0]
+        if uses.is_argument(uses.names.root(whole.data)):
+            raise Declined(f"{whole.name!r} is an argument, which the caller sees", location(site.stmt))
+        if len(readers) > 1 or readers[0].phase is not found[0].phase:
+            raise Declined("several grids read it", location(site.stmt))
+        last_axis(readers[0])
+    first = next((use for use in found if use.tiles is not None), found[0])
     check_free(first, uses, move)
-    last_axis(first)
     return Raster.of(first, move)
 
 
-def split_by_source(use: TensorUse, site: CollectiveSite, rewriter: LaunchRewriter, raster: Raster) -> GridPhase:
-    """The grid of a use in the order of arrival: programs of local rows, which read the source, then the others.
+def split_by_source(
+    use: TensorUse, sites: Sequence[CollectiveSite], rewriter: LaunchRewriter, raster: Raster
+) -> GridPhase:
+    """The grid of a use in the order of arrival: programs of local rows, which read the sources, then the others.
 
     Args:
         rewriter: changes of the others.
     """
-    parts, whole = use.rows.parts, ir.region_parts(site.made.target)[0]
-    part, (rank, rank_is) = raster.axes[-1], rank_of(site.made.level)
+    parts = use.rows.parts
+    part, (rank, rank_is) = raster.axes[-1], rank_of(sites[0].made.level)
     rewriter.grid = raster.grid(parts)
 
     def branch(stmt: ir.Stmt) -> ir.Stmt:
-        local = raster.arm(tir.renamed(_from_source(stmt, whole, site.made.source)), lambda number: {part: rank})
+        local = stmt
+        for site in sites:
+            local = _from_source(local, ir.region_parts(site.made.target)[0], site.made.source)
+        local = raster.arm(tir.renamed(local), lambda number: {part: rank})
+        if parts == 1:
+            return tir.sequence([rank_is, local])
         arrived = lambda number: {part: ArrivalOrder().part(number, rank, parts)}  # noqa: E731
         others = raster.arm(rewriter.statement(stmt), arrived, 1, parts - 1)
         return tir.sequence([rank_is, ir.IfThenElse(ir.EQ(part, ir.IntImm("int32", 0)), local, others)])

@@ -18,7 +18,7 @@ from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps
 from tilescale.passes.overlap.estimate import pays
 from tilescale.passes.overlap.exchange import overlap_exchange
-from tilescale.passes.overlap.gather import overlap_gather
+from tilescale.passes.overlap.gather import Gathers, overlap_gather, overlap_gathers
 from tilescale.passes.overlap.legality import CollectiveSite, ShiftSite, check, sites
 from tilescale.passes.overlap.prefetch import overlap_prefetch
 from tilescale.passes.overlap.rotation import grids_first
@@ -69,8 +69,8 @@ def overlap(func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = Non
             for m, own in zip(likely, moves, strict=True)
         ]
     state = _RewriteState(func, machine, by_cost=schedule is None and not symbolic, symbolic=symbolic)
-    for move in moves:
-        state.take(move)
+    for together in _together(moves):
+        state.take(together)
     return state.func, Schedule(moves)
 
 
@@ -88,6 +88,21 @@ def _asked(schedule: Schedule, moves: list[Move]) -> list[Move]:
         replace(m, where=mine.where, axis=0, why="", in_order_s=None, overlapped_s=None, estimates={})
         for m, mine in zip(schedule.moves, moves, strict=True)
     ]
+
+
+def _together(moves: list[Move]) -> list[list[Move]]:
+    """The moves in order; consecutive gathers are in one list if tiles read local rows of all from the sources."""
+    found: list[list[Move]] = []
+    for move in moves:
+        if found and _reads_source(move) and _reads_source(found[-1][0]):
+            found[-1].append(move)
+        else:
+            found.append([move])
+    return found
+
+
+def _reads_source(move: Move) -> bool:
+    return move.overlapped and move.collective == "all_gather" and move.local is not None
 
 
 def _check_fields(move: Move) -> None:
@@ -117,25 +132,32 @@ class _RewriteState:
     kept: int = 0
     flags: set[ir.Var] = field(default_factory=set)
 
-    def take(self, move: Move) -> None:
-        """Continue with the next collective."""
+    def take(self, moves: list[Move]) -> None:
+        """Continue with the next collectives: one, or gathers that one grid reads, else one by one."""
+        move, *others = moves
         try:
             if not move.overlapped:
                 raise Declined(move.why or "as asked for")
-            self._overlap(move)
-            move.why += "".join(f", {var} as {value}" for var, value in self.symbolic.items())
+            self._overlap(moves)
+            for each in moves:
+                each.why += "".join(f", {var} as {value}" for var, value in self.symbolic.items())
         except Declined as reason:
+            if others:
+                for each in moves:
+                    self.take([each])
+                return
             self.kept += 1
             move.overlapped = False
             move.why = reason.reason
             if reason.where is not None and reason.where != move.where:
                 move.why += f" (line {reason.where.line})"
 
-    def _overlap(self, move: Move) -> None:
+    def _overlap(self, moves: list[Move]) -> None:
+        move = moves[0]
         site, mine, graph, uses = self._next(self.func)
         before = _flags(uses.program)
         level = site.made[0].level if isinstance(site, ShiftSite) else site.made.level
-        if uses.sizes[level] == 1 and move.carrier != COLLECTIVE and move.adds != ACCUMULATORS:
+        if uses.sizes[level] == 1 and not (move.carrier == COLLECTIVE or move.adds == ACCUMULATORS or move.local):
             raise Declined("there is one unit only")
         if isinstance(site, ShiftSite) and (turned := grids_first(site, uses)) is not None:
             site, mine, graph, uses = self._next(turned)
@@ -145,6 +167,8 @@ class _RewriteState:
             raise Declined(f"only parts of a reduction are rounded to {move.wire}")
         elif site.name == "all_gather" and mine.around:
             changed = overlap_prefetch(site, mine, graph, uses, move)
+        elif len(moves) > 1:
+            changed = overlap_gathers(self._gathers(moves, graph), graph, uses)
         elif site.name in _PATTERNS:
             check(site, mine, graph, self.flags)
             changed = _PATTERNS[site.name](site, mine, graph, uses, move)
@@ -154,6 +178,17 @@ class _RewriteState:
             raise Declined("it does not pay")
         self.func = changed
         self.flags |= _flags(structure(self.func, self.machine)) - before
+
+    def _gathers(self, moves: list[Move], graph: Dependence) -> Gathers:
+        """The next gathers. Raises Declined if they are not of one device phase."""
+        found: list[tuple[CollectiveSite, ProgramStep, Move]] = []
+        for (site, mine), move in zip(sites(graph)[self.kept :], moves, strict=False):
+            assert isinstance(site, CollectiveSite)
+            check(site, mine, graph, self.flags)
+            found.append((site, mine, move))
+            if site.phase is not found[0][0].phase:
+                raise Declined("it is not with the gather before")
+        return found
 
     def _next(self, func: ir.PrimFunc) -> tuple[CollectiveSite | ShiftSite, ProgramStep, Dependence, AccessMaps]:
         """The next collective of a function, its first statement, and the analyses of the function."""

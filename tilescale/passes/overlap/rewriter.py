@@ -65,8 +65,10 @@ class LaunchRewriter:
         return buffer
 
     def before(self, stmt: ir.Stmt, added: Iterable[ir.Stmt]) -> None:
-        """Put statements before one."""
-        self.statements.append((stmt, tir.sequence([*(tir.at(s, stmt) for s in added), stmt])))
+        """Put statements before one, and before those that are there."""
+        at = next((i for i, (old, _) in enumerate(self.statements) if old.same_as(stmt)), None)
+        now = stmt if at is None else self.statements.pop(at)[1]
+        self.statements.append((stmt, tir.sequence([*(tir.at(s, stmt) for s in added), now])))
 
     def instead(self, phase: DevicePhase, stmt: ir.Stmt, parts: Iterable[Part]) -> None:
         """Put phases in the place of a statement of a device phase.

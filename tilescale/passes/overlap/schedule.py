@@ -53,8 +53,10 @@ class Move:
         group, blocks: where local rows are read from the source, or a reduction has a carrier other than "tiles", the
             rows of tiles that are rasterized together, and the programs of a persistent grid; None leaves the grid as
             it is.
-        chunks: most chunks of a part, where its rows are known at launch only: there is a flag for each. None makes
-            flags for each new number of rows.
+        chunks: most chunks of a part, where its rows are known at launch only: there is a flag for each; with 1, the
+            rows of a part are sent together. None makes flags for each new number of rows.
+        slices: slices of columns in which a gather sends the rows of a part, where `local` is "source" and tiles
+            iterate over these columns; None sends whole rows.
         where: the user's line.
         why: the reason, in words.
         in_order_s, overlapped_s: seconds that it is estimated to take with its grids, in order and overlapped.
@@ -75,22 +77,25 @@ class Move:
     group: int | None = None
     blocks: int | None = None
     chunks: int | None = None
+    slices: int | None = None
     why: str = ""
     in_order_s: float | None = None
     overlapped_s: float | None = None
     estimates: dict[tuple[str | None, int], float] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
-            raise UsageError(f"Move(chunk={self.chunk!r}): a chunk is a positive number of rows", hint="leave it out")
-        if self.chunks is not None and (not isinstance(self.chunks, int) or self.chunks < 1):
-            raise UsageError(f"Move(chunks={self.chunks!r}): it is a positive number", hint="leave it out")
+        for name, what in (("chunk", " of rows"), ("chunks", ""), ("slices", "")):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UsageError(f"Move({name}={value!r}): it is a positive number{what}", hint="leave it out")
         for name in ("group", "blocks"):
             value = getattr(self, name)
             rasterizes = self.local is not None or self.carrier in (QUEUE, COLLECTIVE)
             if value is not None and (not rasterizes or not isinstance(value, int) or value < 1):
                 where = f"where local is {SOURCE!r} or carrier {QUEUE!r} or {COLLECTIVE!r}"
                 raise UsageError(f"Move({name}={value!r}): a positive number, {where}", hint=f"leave {name} out")
+        if self.slices is not None and self.local is None:
+            raise UsageError(f"Move(slices={self.slices!r}): it takes local={SOURCE!r}", hint="leave slices out")
         if self.carrier not in (None, *CARRIERS):
             raise UsageError(
                 f"Move(carrier={self.carrier!r}): it is one of {', '.join(CARRIERS)}", hint="leave it out"
@@ -106,7 +111,9 @@ class Move:
     def __str__(self) -> str:
         line = f" (line {self.where.line})" if self.where else ""
         order = "tiles in the order of travel" if self.ordered else "tiles as written"
-        rows = "" if self.chunk is None else f", {self.chunk} {'columns' if self.axis else 'rows'} at a time, {order}"
+        pieces = f"{self.chunk} {'columns' if self.axis else 'rows'} at a time"
+        pieces = pieces if self.slices is None else f"in {self.slices} slices of columns"
+        rows = "" if self.chunk is None else f", {pieces}, {order}"
         rounded = "" if self.wire is None else f", as {self.wire}"
         how = f"overlapped{rows}{rounded}" if self.overlapped else "sequential"
         return f"{self.title}{line}: {how}: {self.why}{self._estimate()}"

@@ -196,9 +196,10 @@ def _parts_in_order(use: TensorUse, rank: ir.Var, order: TileOrder, parts: int) 
 
 def last_axis(use: TensorUse) -> ir.Var:
     """The number of the part, if that is the last axis of the grid. Raises Declined if it is not."""
-    if use.tiles is None or not use.tiles.part.same_as(use.launch.programs[-1]):
+    last = use.launch.programs[-1]
+    if use.part is None or not use.part.same_as(last):
         raise Declined("the last axis of the grid is not that of the parts", location(use.stmts[0]))
-    return use.tiles.part
+    return last
 
 
 def tiles_in(
