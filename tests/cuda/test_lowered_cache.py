@@ -72,8 +72,8 @@ def product(rows: int) -> GemmSpec:
 
 
 OPERATORS = {
-    "ag_gemm": lambda: ag_gemm_programs.program(2, product(512), True, 1),
-    "ag_gemm_persistent": lambda: ag_gemm_programs.program(2, concurrent_stores(product(2048)), True, blocks=at_once()),
+    "ag_gemm": lambda: ag_gemm_programs.program(2, product(512)),
+    "ag_gemm_persistent": lambda: ag_gemm_programs.program(2, concurrent_stores(product(2048)), blocks=at_once()),
     "gemm_rs": lambda: import_module("tilescale.ops.gemm_rs").program(2, product(512)),
     "gemm_rs_persistent": lambda: import_module("tilescale.ops.gemm_rs").program(
         2, concurrent_stores(product(2048)), at_once()

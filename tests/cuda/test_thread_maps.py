@@ -299,7 +299,7 @@ def test_examples_have_no_barrier_that_they_do_not_need(name: str):
 
 GEMM = GemmSpec(8192, 4096, "bfloat16", TILINGS[0], True, False)
 OPERATORS: dict[str, tuple[Any, ...]] = {
-    "ag_gemm": (2, GEMM, True),
+    "ag_gemm": (2, GEMM),
     "gemm_rs": (2, GEMM),
     "gemm_ar": (2, GEMM, 132),
     "ag_columns_gemm": (2, GEMM),

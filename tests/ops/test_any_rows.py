@@ -93,18 +93,16 @@ def unwritten(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 @pytest.mark.parametrize(("dtype", "blocks", "size", "rows"), cases(FORMS, FORMS[:1]))
 def test_gathered_rows_of_any_number_are_multiplied(size: int, rows: int, dtype: str, blocks: int):
     of, made = GemmSpec(N, K, dtype, TILES, True, False), import_module("tilescale.ops.ag_gemm_programs")
-    program = made.program(size, of, True, blocks=blocks)
+    program = made.program(size, of, blocks=blocks)
     a, b, scales = operands(size, rows, dtype)
     one, per_device = a[0].view(-1)[:1], []
     for r in range(size):
-        given = [one.view(1, 1), one.view(1, 1), one]
-        if of.scaled:
-            given = [scales[r][0][None], unwritten(size, rows, dtype=torch.float32), scales[r][1]]
-        gathered = unwritten(size, rows, K, dtype=a[r].dtype)
+        given = [scales[r][0][None], scales[r][1]] if of.scaled else [one.view(1, 1), one]
+        room = [unwritten(size, rows, K, dtype=a[r].dtype), *[unwritten(size, rows, dtype=torch.float32)] * of.scaled]
         bias = torch.zeros(1, dtype=torch.bfloat16)
-        per_device.append([a[r][None], gathered, b[r], b[r], bias, *given, unwritten(size, rows, N)])
+        per_device.append([a[r][None], b[r], b[r], bias, *given, unwritten(size, rows, N), *room])
     tilescale.emulate(program, per_device)
-    for r, (*_, c) in enumerate(per_device):
+    for r, (*_, c) in enumerate(given[:7] for given in per_device):
         for owner in range(size):
             close(c[owner], multiplied(a[owner], b[r], (scales[owner][0], scales[r][1])))
 

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 from tilelang.cuda.op.gemm.gemm_wgmma import GemmWGMMA
 
-import tilescale.language as T
 from tests.cuda.support import notes, ptxas, source
 from tests.cuda.support import program as taken
-from tests.overlap.support import H200
 from tilescale.backends.tilelang.lowering import split_grid
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
@@ -31,13 +29,10 @@ from tilescale.ops.products import (
     GemmTiling,
     concurrent_stores,
     in_parts,
-    multiply,
     slices,
     summed_tiling,
     tiling,
 )
-from tilescale.passes.overlap.rewrite import overlap
-from tilescale.passes.overlap.schedule import Move, Schedule
 from tilescale.program.effects import phases
 from tilescale.program.waiting import waits_across
 
@@ -75,7 +70,7 @@ def loaded(stages: int) -> str:
     ("made", "said"),
     [
         (
-            lambda: program("ag_gemm", 2, GemmSpec(512, 512, "bfloat16", LARGE, True, True), True),
+            lambda: program("ag_gemm", 2, GemmSpec(512, 512, "bfloat16", LARGE, True, True)),
             [queued("A, G"), *WAITING, split_grid.NOTE],
         ),
         (
@@ -95,7 +90,7 @@ def loaded(stages: int) -> str:
             [queued("parts, parts_inbox"), STORING, loaded(3), "compute -> store: out; 1 stage"],
         ),
         (
-            lambda: program("ag_gemm", 2, GemmSpec(512, 512, "bfloat16", PERSISTENT, True, False), True, 1, 4),
+            lambda: program("ag_gemm", 2, GemmSpec(512, 512, "bfloat16", PERSISTENT, True, False), 1, 4),
             [queued("A, G"), KEPT, loaded(3), "compute -> next iteration: out; 1 stage"]
             + [f"persistent {WAITING[0]}", f"{loaded(3)}, 1 T.wait by load", split_grid.NOTE],
         ),
@@ -122,50 +117,6 @@ def loaded(stages: int) -> str:
 )
 def test_queues_send_and_producers_load(made: Any, said: list[str]):
     assert [re.sub(r" \(line \d+\)", "", note) for note in notes(made())] == said
-
-
-def sequential(size: int, of: GemmSpec) -> Any:
-    """All-gather, then GEMM: the program that `program` of ag_gemm.py overlaps by hand."""
-    rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
-
-    @T.prim_func
-    def all_gather_matmul(
-        A: T.Tensor((1, rows, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((size, rows, N), "bfloat16")
-    ):
-        grid = tiles.columns(N), T.ceildiv(rows, tiles.m), size
-        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (column, row, shard):
-            G = T.alloc((size, rows, K), "bfloat16", level="l2")
-            with T.Scale("device"):
-                T.all_gather(A, G)
-            with T.Scale("block"):
-                a = T.alloc((tiles.m, of.depth), "bfloat16", level="l1")
-                b = T.alloc(of.b_tile, "bfloat16", level="l1")
-                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
-                out = T.alloc((tiles.m, tiles.n), "bfloat16", level="l1")
-                m, n = row * tiles.m, column * tiles.n
-                T.clear(c)
-                multiply(G, shard, m, B, n, a, b, c, K, tiles, False)
-                T.copy(c, out)
-                T.copy(out, C[shard, m, n])
-
-    return all_gather_matmul
-
-
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.nightly)])
-def test_a_schedule_of_the_sequential_program_is_the_form_by_hand(size: int):
-    """The same text, but for names and the places of flags: the form by hand has a constant number of these."""
-    of = GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), False, False)
-    hand = program("ag_gemm", size, of, True, 1, 4)
-    move = Move("all_gather", ("A", "G"), chunk=CHUNK, local="source", group=LARGE.group, blocks=4)
-    compiled, _ = overlap(sequential(size, of), H200, Schedule([move]))
-    assert notes(compiled) == notes(hand)
-    assert _kernels(compiled) == _kernels(hand)
-
-
-def _kernels(func: Any) -> list[str]:
-    """Lines of the kernels without those that name flags."""
-    lines = re.sub(r"\b(arrived|G_here)\b", "flags", source(func)).partition("__launch_bounds__")[2].splitlines()
-    return [line for line in lines if not re.search(r"flags\[|int64_t invariant", line)]
 
 
 @pytest.mark.parametrize("blocks", [0, pytest.param(8, marks=pytest.mark.nightly)])
@@ -210,7 +161,7 @@ def test_columns_come_in_slices_where_all_tiles_run_at_once():
         assert slices(512, 2, tiles, 3584, 14336) == 2, "112 steps"
         assert slices(8, 2, tiles, 64, 100) == 1, "no whole steps"
     of = GemmSpec(512, 1024, "bfloat16", LARGE, True, False)
-    made = program("ag_gemm", 2, of, True, 4)
+    made = program("ag_gemm", 2, of, 4)
     assert "load -> compute: a, b; 4 stages, 1 T.wait by load" in notes(made)
     assert re.search(r"if \(\(k % 4\) == 0\) \{\s*(int [^;]*;\s*)*tilescale::wait_by_producer<", source(made))
 
@@ -283,15 +234,15 @@ FLOAT8_EXPERTS = 2, 8, 2, 512, 512, "int64"
 FEW_TOKENS = 2, 8, 2, 512, 512, "bfloat16", "int64", False, 132
 PERSISTENT = replace(LARGE, stages=3)
 OPERATORS = {
-    "ag_gemm": made("ag_gemm", "program", 2, of(512, 512, LARGE, True, True), True),
-    "ag_gemm in turns": made("ag_gemm", "program", 2, of(512, 512, PERSISTENT, True, False), True, 1, 4),
+    "ag_gemm": made("ag_gemm", "program", 2, of(512, 512, LARGE, True, True)),
+    "ag_gemm in turns": made("ag_gemm", "program", 2, of(512, 512, PERSISTENT, True, False), 1, 4),
     "gemm_rs": made("gemm_rs", "program", 2, of(512, 512, LARGE, False, True)),
     "gemm_rs in turns": made("gemm_rs", "program", 2, of(512, 512, PERSISTENT, True, False), 8),
     "ag_columns_gemm": made("ag_columns_gemm", "program", 2, of(512, 512, LARGE, True, True)),
     "gemm_ag": made("gemm_ag", "program", 2, of(512, 512, LARGE, True, True)),
     "gemm_rs with block scales": made("gemm_rs", "program", 2, BLOCKS),
     "gemm_ar in turns with block scales": made("gemm_ar", "program", 2, BLOCKS, 8),
-    "gated ag_gemm with block scales": made("ag_gemm", "program", 2, replace(BLOCKS, gated=True), True),
+    "gated ag_gemm with block scales": made("ag_gemm", "program", 2, replace(BLOCKS, gated=True)),
     "gemm_ar": made("gemm_ar", "program", 2, of(512, 512, TILINGS[-1], True, True), 0),
     "gemm_ar in turns": made("gemm_ar", "program", 4, of(512, 512, PERSISTENT, True, False), 8),
     "all_gather": made("whole_tensors", "program", 2, "all_gather", "bfloat16", "direct"),

@@ -59,16 +59,16 @@ def test_all_gather_matmul(
     b, lying = operands(size, n, k, transposed, kind)
     activation = {1: "relu", 2: "", 3: "silu", 8: "gelu_tanh"}[size]
     of = GemmSpec(n, k, dtype, tiles, transposed, biased, activation)
-    program = module("ag_gemm").program(size, of, True, slices)
-    nobodys = [bias[:1].view(1, 1), bias[:1].view(1, 1), bias[:1]]  # no scales
+    program = module("ag_gemm").program(size, of, slices)
+    nobodys = [bias[:1].view(1, 1), bias[:1]]  # no scales
     per_device = [
-        [a.chunk(size)[r][None].contiguous(), unwritten(size, rows, k, dtype=kind), lying[r], lying[r]]
-        + [bias if biased else bias[:1], *nobodys, unwritten(size, rows, n, dtype=kind)]
+        [a.chunk(size)[r][None].contiguous(), lying[r], lying[r], bias if biased else bias[:1]]
+        + [*nobodys, unwritten(size, rows, n, dtype=kind), unwritten(size, rows, k, dtype=kind)]
         for r in range(size)
     ]
     report = tilescale.emulate(program, per_device)
     assert {each.messages for each in report.activity} == {(size - 1) * max(slices, -(-rows // CHUNK))}
-    for right, (*_, c) in zip(b, per_device, strict=True):
+    for right, (*_, c, _) in zip(b, per_device, strict=True):
         want = a.float() @ right.float() + (bias.float() if biased else 0)
         close(c.view(-1, n), module("ag_gemm").ACTIVATIONS[activation](want) if activation else want)
 
@@ -132,12 +132,12 @@ def test_a_gathered_product_in_turns(size: int, chunks: int, blocks: int, gated:
     a, both = random(size * rows, k), [operands(2 if gated else 1, n, k, True, torch.bfloat16) for _ in range(size)]
     bias, one = random(2 * n if gated else n), a.view(-1)[:1]
     per_device = [
-        [a.view(size, rows, k)[r : r + 1], unwritten(size, rows, k), lying[0], lying[-1], bias]
-        + [one.view(1, 1), one.view(1, 1), one, unwritten(size, rows, n)]
+        [a.view(size, rows, k)[r : r + 1], lying[0], lying[-1], bias, one.view(1, 1), one]
+        + [unwritten(size, rows, n), unwritten(size, rows, k)]
         for r, (_, lying) in enumerate(both)
     ]
-    tilescale.emulate(module("ag_gemm").program(size, of, True, blocks=blocks), per_device)
-    for (b, _), (*_, c) in zip(both, per_device, strict=True):
+    tilescale.emulate(module("ag_gemm").program(size, of, blocks=blocks), per_device)
+    for (b, _), (*_, c, _) in zip(both, per_device, strict=True):
         parts = (a.float() @ torch.cat(b, 1).float() + bias.float()).chunk(2 if gated else 1, 1)
         want = torch.nn.functional.silu(parts[0])
         close(c.view(-1, n), want * parts[1] if gated else want)
@@ -148,18 +148,19 @@ def test_further_products_take_what_has_been_gathered(blocks: int):
     size, rows, n, k = 2, CHUNK if blocks else 40, 64, 64
     a, (b, lying) = random(size * rows, k), operands(size, n, k, False, torch.bfloat16)
     of, made = GemmSpec(n, k, "bfloat16", SMALL, False, False), module("ag_gemm")
-    program = made.program(size, of, False, blocks=blocks)
+    program = made.of_gathered(size, of, blocks)
     gathered, one = a.view(size, rows, k), a.view(-1)[:1]
-    nobodys = [one, one.view(1, 1), one.view(1, 1), one]  # no bias, no scales
+    nobodys = [one, one.view(1, 1), one]  # no bias, no scales
     per_device = [
-        [gathered[r : r + 1].contiguous(), gathered.clone(), lying[r], lying[r], *nobodys, unwritten(size, rows, n)]
+        [gathered[r : r + 1].contiguous(), lying[r], lying[r], *nobodys, unwritten(size, rows, n)]
+        + [gathered.clone(), one.view(1, 1)]
         for r in range(size)
     ]
-    for r, (_, there, *_) in enumerate(per_device):
+    for r, (*_, there, _) in enumerate(per_device):
         there[r] = torch.nan  # local rows are read in place
     report = tilescale.emulate(program, per_device)
     assert all(activity.messages == 0 for activity in report.activity)
-    for right, (*_, c) in zip(b, per_device, strict=True):
+    for right, (*_, c, _, _) in zip(b, per_device, strict=True):
         close(c.view(-1, n), a.float() @ right.float())
 
 
@@ -183,14 +184,14 @@ def test_a_product_gates_another(
     assert of.scaled == (dtype == "float8_e4m3fn")
     one, per_device = a.view(-1)[:1], []
     for r, (_, lying) in enumerate(both):
-        scales = [one.view(1, 1), one.view(1, 1), one]
-        if of.scaled:
-            scales = [shares[0][r : r + 1], unwritten(size, rows, dtype=torch.float32), shares[1][r]]
-        own = [a.view(size, rows, k)[r : r + 1], unwritten(size, rows, k, dtype=kind), *lying]
-        per_device.append([*own, bias if biased else bias[:1], *scales, unwritten(size, rows, n, dtype=made)])
-    tilescale.emulate(module("ag_gemm").program(size, of, True), per_device)
+        scales = [shares[0][r : r + 1], shares[1][r]] if of.scaled else [one.view(1, 1), one]
+        own = [a.view(size, rows, k)[r : r + 1], *lying, bias if biased else bias[:1], *scales]
+        room = [unwritten(size, rows, k, dtype=kind), *[unwritten(size, rows, dtype=torch.float32)] * of.scaled]
+        per_device.append([*own, unwritten(size, rows, n, dtype=made), *room])
+    tilescale.emulate(module("ag_gemm").program(size, of), per_device)
     ending = module("ag_gemm").ACTIVATIONS.get(activation, lambda x: x)
-    for r, ((b, _), (*_, c)) in enumerate(zip(both, per_device, strict=True)):
+    for r, ((b, _), given) in enumerate(zip(both, per_device, strict=True)):
+        c = given[6]
         want = a.float() @ torch.cat(b, 1).float()
         want = want * shares[0].view(-1, 1) * shares[1][r] if of.scaled else want
         gate, up = (want + bias.float() if biased else want).chunk(2, 1)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """All-gather and product: gather(a) @ b, the rows of a lying over the ranks.
 
-The copy queue sends this rank's rows to all ranks, chunk by chunk, while the grid multiplies them in place; rows of
-other ranks arrive in a workspace and are multiplied as they arrive. Local rows are not copied, and no SM moves data.
+The program is sequential. By its schedule the copy queue sends this rank's rows to all ranks, chunk by chunk, while the
+grid multiplies them in place; rows of other ranks arrive in a workspace and are multiplied as they arrive. Local rows
+are not copied, and no SM moves data.
 Few rows are gathered first: see strategy.py; between nodes chunk by chunk: see unfused.py.
 """
 
@@ -16,7 +17,7 @@ import torch
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import strategy, whole_tensors
-from tilescale.ops.ag_gemm_programs import program
+from tilescale.ops.ag_gemm_programs import of_gathered, program
 from tilescale.ops.arguments import (
     BLOCK,
     as_autocast,
@@ -295,7 +296,7 @@ def _overlapped(
     of_a = None if scales is None else scales_of_shards(scales[0], 1)
     shapes = [(size, rows, K * a.itemsize), *([] if of_a is None else [(size, *of_a.shape[1:-1], of_a.shape[-1] * 4)])]
     room = workspace_of(team).symmetric(torch.uint8, *shapes)
-    gathered, of_gathered = room[0].view(a.dtype), [x.view(torch.float32) for x in room[1:] if rows]
+    gathered = [x.view(kind) for x, kind in zip(room[: 1 + (rows > 0)], (a.dtype, torch.float32), strict=False)]
     wanted: Sequence[torch.Tensor | None] = places or [None] * len(together)
     shapes = [(size * rows, each[0].shape[1]) for each in together]
     results = [room_for(out, shape, a, result_type(a)) for out, shape in zip(wanted, shapes, strict=True)]
@@ -304,13 +305,13 @@ def _overlapped(
         N, (vector, matrix) = together[i][0].shape[1], unread(a.dtype, a.device)
         own = biases[i]
         added = unread(result_type(a), a.device)[0] if own is None else own
-        given: list[Any] = [matrix, matrix, vector]
-        if scales is not None:
-            given = [of_a, *of_gathered, scales_of_columns(scales[1].split(_extents(together, scales))[i])]
+        of_columns = scales_of_columns(scales[1].split(_extents(together, scales))[i]) if scales else vector
         how = transposed, bias is not None, activation, gated, has_blocks(scales)
         call = _kernel(team, rows, N, K, (dtype_of(a), dtype_of(rights[0])), i == order[0], *how)
-        call(dense(a).view(1, rows, K), gathered, rights[0], rights[-1], added, *given, results[i].view(size, rows, N))
-    return results, gathered
+        given = dense(a).view(1, rows, K), rights[0], rights[-1], added, matrix if of_a is None else of_a, of_columns
+        there = gathered if i == order[0] else [*gathered, matrix][:2]
+        call(*given, results[i].view(size, rows, N), *there)
+    return results, gathered[0]
 
 
 def _extents(together: list[list[torch.Tensor]], scales: Scales) -> list[int]:
@@ -336,12 +337,14 @@ def _kernel(
     if blocks:
         tiles = block_tiling(rows, gated)
         of = GemmSpec(N, K, dtypes[0], tiles, True, biased, activation, gated, dtypes[1], True)
-        return program, team, of, gathers
+        return program if gathers else of_gathered, team, of
     tiles = tiling(rows, team.size, N, transposed, 1 + gated)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
-    if takes_turns(rows, TURNS) and not of.scaled:
-        return program, team, concurrent_stores(of), gathers, 1, at_once()
-    return program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1
+    persistent = takes_turns(rows, TURNS) and not of.scaled
+    of, grid = (concurrent_stores(of), at_once()) if persistent else (of, 0)
+    if not gathers:
+        return of_gathered, team, of, grid
+    return program, team, of, 1 if persistent else slices(rows, team.size, tiles, N, of.row_bytes), grid
 
 
 @_operator.register_fake

@@ -1,25 +1,62 @@
 # SPDX-License-Identifier: MIT
-"""The programs of ag_gemm.py: the copy queue sends rows, tiles of the product wait for them.
-
-One grid computes the tiles of this rank's rows, in place, and then those of the other ranks' rows.
-"""
+"""The programs of ag_gemm.py: a gather of rows and the GEMM that reads them, and a GEMM of rows that are gathered."""
 
 from typing import Any
 
 import tilescale.language as T
 from tilescale.ops.block_gemm import multiply_blocks, scale_tiles
+from tilescale.ops.kernels import scheduled
 from tilescale.ops.persistent import turns_of
 from tilescale.ops.products import CHUNKS, GemmSpec, activate, add_bias, gate, multiply, multiply_by_two, rescale
+from tilescale.passes.overlap.schedule import SOURCE, Move
 
 
-def program(size: int, of: GemmSpec, gathers: bool, slices: int = 1, blocks: int = 0) -> Any:
-    """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there.
+def program(size: int, of: GemmSpec, slices: int = 1, blocks: int = 0) -> Any:
+    """`sequential`, whose tiles of local rows read these in place, and the others theirs as they arrive.
 
     Args:
         slices: number of slices of columns in which the rows of a shard of one chunk are sent.
         blocks: number of persistent blocks for local rows, each of which loads the next tile while it stores one, and
             of as many for the rows of other ranks; 0: one block for each tile.
     """
+    how: dict[str, Any] = {"local": SOURCE, "group": of.tiles.group, "blocks": blocks or None}
+    rows = Move("all_gather", ("A", "G"), chunk=of.chunk, chunks=CHUNKS, slices=slices if slices > 1 else None, **how)
+    scales = [Move("all_gather", ("of_A", "of_G"), chunks=1, **how)] if of.scaled else []
+    return scheduled(sequential(size, of), *scales, rows)
+
+
+def sequential(size: int, of: GemmSpec) -> Any:
+    """The gather of all ranks' rows, and of their scales, then their GEMM."""
+    rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
+    products, scales = 2 if of.gated else 1, of.scales(1)
+    kind = "float32" if of.scaled else of.dtype
+
+    @T.prim_func
+    def all_gather_matmul(
+        A: T.Tensor((1, rows, K), of.dtype),
+        B: T.Tensor(of.b_shape, of.b_dtype),
+        Up: T.Tensor(of.b_shape, of.b_dtype),  # the matrix that is gated
+        bias: T.Tensor((products * N if of.biased else 1,), of.result),
+        of_A: T.Tensor(scales[0], kind),
+        of_B: T.Tensor(scales[1], kind),
+        C: T.Tensor((size, rows, N), of.result),
+    ):
+        with T.Kernel(device=size, block=(*tiles.grid(rows, N), size), threads=tiles.threads) as (column, row, owner):
+            G = T.alloc((size, rows, K), of.dtype, level="l2")
+            of_G = T.alloc((size, *of_A.shape[1:]), kind, level="l2") if of.scaled else None
+            with T.Scale("device"):
+                if of.scaled:
+                    T.all_gather(of_A, of_G)
+                T.all_gather(A, G)
+            with T.Scale("block"):
+                on_chip, m, n = tiles_of(of), row * tiles.m, column * tiles.n
+                make_tile(on_chip, G, owner, m, n, B, Up, bias, of_G, of_B, C, owner, of)
+
+    return all_gather_matmul
+
+
+def of_gathered(size: int, of: GemmSpec, blocks: int = 0) -> Any:
+    """The GEMM of rows that `program` has gathered: local ones are in A, the others in G."""
     rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
     products, shapes = 2 if of.gated else 1, of.scales(1, size)
     kind, a_shard = "float32" if of.scaled else of.dtype, tiles.count(rows, N)
@@ -28,58 +65,32 @@ def program(size: int, of: GemmSpec, gathers: bool, slices: int = 1, blocks: int
     @T.prim_func
     def all_gather_matmul(
         A: T.Tensor((1, rows, K), of.dtype),
-        G: T.Tensor((size, rows, K), of.dtype),
         B: T.Tensor(of.b_shape, of.b_dtype),
-        Up: T.Tensor(of.b_shape, of.b_dtype),  # the matrix that is gated
+        Up: T.Tensor(of.b_shape, of.b_dtype),
         bias: T.Tensor((products * N if of.biased else 1,), of.result),
         of_A: T.Tensor(shapes[0], kind),
-        of_G: T.Tensor(shapes[1], kind),
         of_B: T.Tensor(shapes[2], kind),
         C: T.Tensor((size, rows, N), of.result),
+        G: T.Tensor((size, rows, K), of.dtype),
+        of_G: T.Tensor(shapes[1], kind),
     ):
         with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, part):
-            arrived, scales = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size,))
-            if gathers and size > 1:
-                with T.Scale("device") as (rank, _):
-                    send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of, slices)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 on_chip = tiles_of(of)
                 if part == 0:
                     for turn in T.serial(turns_of(tile, blocks, a_shard)) if blocks else [0]:
                         m, n = tiles.at(tile + turn * blocks, rows, N)
-                        make_tile(on_chip, A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, None, None, of)
+                        make_tile(on_chip, A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, of)
                 elif size > 1:
                     for turn in T.serial(turns_of(tile, blocks, (size - 1) * a_shard)) if blocks else [0]:
                         if blocks:
                             before, m, n = tiles.of_shards(tile + turn * blocks, size - 1, rows, N)
                         else:
                             before, m, n = part - 1, *tiles.at(tile, rows, N)
-                        # The rank before was the first to send here, the one before it the second.
                         shard = (rank + size - 1 - before) % size
-                        come = (arrived, scales) if gathers else (None, None)
-                        parts = slices if gathers else 1
-                        make_tile(on_chip, G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, *come, of, parts)
+                        make_tile(on_chip, G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, of)
 
     return all_gather_matmul
-
-
-@T.macro
-def send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of, slices=1):
-    """Send this rank's rows to all ranks by the copy queue, in chunks or slices of columns, their scales first."""
-    rows, wide = A.shape[1], of.K // slices
-    for step in T.serial(1, size):
-        if of.blocks:
-            T.copy(of_A[0, :, :, :], of_G[rank, :, :, :], dst=(rank + step) % size, signal=scales[rank])
-        elif of.scaled:
-            T.copy(of_A[0, :], of_G[rank, :], dst=(rank + step) % size, signal=scales[rank])
-        if slices == 1:
-            for i in T.serial(T.ceildiv(rows, of.chunk)):
-                first, last = i * of.chunk, T.min((i + 1) * of.chunk, rows)
-                T.copy(A[0, first:last, :], G[rank, first:last, :], dst=(rank + step) % size, signal=arrived[rank, i])
-        else:
-            for i in T.serial(slices):
-                first, last = i * wide, (i + 1) * wide
-                T.copy(A[0, :, first:last], G[rank, :, first:last], dst=(rank + step) % size, signal=arrived[rank, i])
 
 
 def tiles_of(of: GemmSpec) -> tuple[Any, ...]:
@@ -93,28 +104,21 @@ def tiles_of(of: GemmSpec) -> tuple[Any, ...]:
 
 
 @T.macro
-def make_tile(on_chip, A, source, m, n, B, Up, bias, of_A, of_B, C, shard, arrived, scales, of, slices=1):
-    """A tile of the result, from the rows of A[source]; with flags, when these and their scales have arrived."""
+def make_tile(on_chip, A, source, m, n, B, Up, bias, of_A, of_B, C, shard, of):
+    """A tile of the result, from the rows of A[source]."""
     a, b, up, c, c_up, part, of_rows, of_b, of_up, held, out = on_chip
     rows, N = A.shape[1], of.N
-    columns = (None, 0) if slices == 1 else (arrived, of.K // slices // of.depth)
     T.clear(c)
     if of.gated:
         T.clear(c_up)
-    if arrived is not None and slices == 1:
-        T.wait(arrived[source, m // of.chunk], ">=", 1)
     if of.blocks:
         scaling = a, b, up, c, c_up, part, of_rows, of_b, of_up, held
-        if scales is not None:
-            T.wait(scales[source], ">=", 1)
         multiply_blocks(A, source, m, of_A, B, Up, n, of_B, scaling, of)
     elif of.gated:
-        multiply_by_two(A, source, m, B, Up, n, a, b, up, c, c_up, of.K, of.tiles, of.transposed, *columns)
+        multiply_by_two(A, source, m, B, Up, n, a, b, up, c, c_up, of.K, of.tiles, of.transposed)
     else:
-        multiply(A, source, m, B, n, a, b, c, of.K, of.tiles, of.transposed, *columns)
+        multiply(A, source, m, B, n, a, b, c, of.K, of.tiles, of.transposed)
     if of.scaled and not of.blocks:
-        if scales is not None:
-            T.wait(scales[source], ">=", 1)
         rescale(c, of_A, source, m, of_B, 0, n, rows, N)
         if of.gated:
             rescale(c_up, of_A, source, m, of_B, N, n, rows, N)

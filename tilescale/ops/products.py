@@ -303,22 +303,10 @@ def launch(size: int, *grid: Any) -> Any:
 
 
 @T.macro
-def await_columns(arrived, shard, k, steps):
-    """Before a step: wait for the flag of the slice of columns that begins there, if there are such flags."""
-    if arrived is not None:
-        if k % steps == 0:
-            T.wait(arrived[shard, k // steps], ">=", 1)
-
-
-@T.macro
-def multiply(A, shard, m, B, n, a, b, c, K, tiles, transposed, arrived=None, steps=0):
-    """c += A[shard, m:, :] B[:, n:] for one tile; B is (N, K) if transposed; a, b and c are the block's tiles.
-
-    With flags of slices of A's columns, `steps` steps wide, when these have arrived.
-    """
+def multiply(A, shard, m, B, n, a, b, c, K, tiles, transposed):
+    """c += A[shard, m:, :] B[:, n:] for one tile; B is (N, K) if transposed; a, b and c are the block's tiles."""
     depth = int(a.shape[1])
     for k in T.Pipelined(T.ceildiv(K, depth), num_stages=tiles.stages):
-        await_columns(arrived, shard, k, steps)
         T.copy(A[shard, m, k * depth], a)
         if transposed:
             T.copy(B[n, k * depth], b)
@@ -328,11 +316,10 @@ def multiply(A, shard, m, B, n, a, b, c, K, tiles, transposed, arrived=None, ste
 
 
 @T.macro
-def multiply_by_two(A, shard, m, B, Up, n, a, b, up, c, c_up, K, tiles, transposed, arrived=None, steps=0):
+def multiply_by_two(A, shard, m, B, Up, n, a, b, up, c, c_up, K, tiles, transposed):
     """`multiply` for two matrices of one shape: a step of A is loaded once."""
     depth = int(a.shape[1])
     for k in T.Pipelined(T.ceildiv(K, depth), num_stages=tiles.stages):
-        await_columns(arrived, shard, k, steps)
         T.copy(A[shard, m, k * depth], a)
         if transposed:
             T.copy(B[n, k * depth], b)
