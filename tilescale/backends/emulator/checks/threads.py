@@ -38,7 +38,7 @@ from tilescale.errors import RaceError
 from tilescale.program.effects import phases, statements
 from tilescale.program.fragments import ThreadDistribution, spread, steps
 from tilescale.program.model import Launch
-from tilescale.program.parallel_loops import loops_of
+from tilescale.program.parallel_loops import is_fragment, loops_of
 
 _SEVERAL = -1
 """Marks a cell that more than one thread accessed."""
@@ -67,7 +67,10 @@ class Threads(InProgram):
     def starts(self, run: Run) -> None:
         super().starts(run)
         self._tensors = set() if run.program.is_hierarchical else _written_and_used_again(run)
-        self._distributions = dict(_distributions(run, self._tensors)) if self._tensors else {}
+        self._distributions: dict[ir.Stmt, ThreadDistribution] = {}
+        self._by_layout: dict[ir.Stmt, _Layouts] = {}  # steps with a distribution that is asked for when they are run
+        if self._tensors:
+            self._find_distributions()
         self._rows = max((len(known.lengths) + bool(known.shared) for known in self._distributions.values()), default=1)
         self._across = run.program.launches[0].threads[0]
         last = np.dtype([("epoch", "i4"), ("place", "i4"), ("threads", "i4", (self._rows,))])
@@ -76,6 +79,23 @@ class Threads(InProgram):
         self._numbers = itertools.count(1)
         self._epochs: WeakKeyDictionary[ProgramInstance, _Epoch] = WeakKeyDictionary()
         self._acting: WeakKeyDictionary[Task, ProgramInstance] = WeakKeyDictionary()
+
+    def _find_distributions(self) -> None:
+        """Find the steps of programs with a known distribution over threads, and those whose fragments decide."""
+        if len({launch.threads for launch in self._run.program.launches}) > 1:
+            return
+        for phase, launch in phases(self._run.program.body):
+            if launch is None:
+                continue
+            found = list(steps(phase.stmt, launch.threads[0], lambda stmt: None))
+            held = spread(found) - set(dict(launch.notes).get("layout_map", ()))
+            layouts = _Layouts(self._run, launch)
+            for step, threads in found:
+                known = ThreadDistribution.of(step, threads, held)
+                if known is not None:
+                    self._distributions[step] = known
+                elif any(is_fragment(access) for access in accesses_in(step)):
+                    self._by_layout[step] = layouts
 
     def looks_at(self, home: Home) -> bool:
         return bool(self._tensors) and home.shared and (not home.guarded or home.root in self._tensors)
@@ -157,8 +177,10 @@ class Threads(InProgram):
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """The touched cells and the threads that touch them, a row for each vector width; None if they are not known.
         """
-        known = self._known(home)
-        if known is None or (known is not _EACH and (home.apart or frame.own is not None)):
+        known, apart = self._known(home), home.apart or frame.own is not None
+        if known is None and not apart:
+            known = self._known_by_layout(home.step)
+        if known is None or (known is not _EACH and apart):
             return None
         items = np.arange(known.items) if home.of_tile else np.flatnonzero(active(frame))
         cells = touched_cells(frame, home, numbers, index, items)
@@ -173,8 +195,16 @@ class Threads(InProgram):
         return cells, np.stack(rows)
 
     def _known(self, home: Home) -> ThreadDistribution | None:
-        """The distribution of an access's step over threads, if known."""
+        """The distribution of an access's step over threads, if known without TileLang's layouts, or asked for."""
         return self._distributions.get(home.step) if home.of_tile or loops_of(home.step) else _EACH
+
+    def _known_by_layout(self, step: ir.Stmt) -> ThreadDistribution | None:
+        """The same by a fragment's layout; TileLang is asked for layouts at the first such step of a launch."""
+        layouts = self._by_layout.pop(step, None)
+        known = ThreadDistribution.by_layout(step, layouts.found) if layouts is not None else None
+        if known is not None:
+            self._distributions[step] = known
+        return known
 
     def _record(
         self, frame: Frame, home: Home, kind: str, shadow: Shadow, cells: np.ndarray, threads: np.ndarray
@@ -237,25 +267,6 @@ class Threads(InProgram):
         return self._race(frame, "thread", (first, second), shadow, cells, "with no barrier between them", hint)
 
 
-def _distributions(run: Run, tensors: set[int]) -> Iterator[tuple[ir.Stmt, ThreadDistribution]]:
-    """Steps of programs with a known distribution over threads, reported by TileLang where they touch tensors."""
-    root = lambda data: run.compiler.root(run.compiler.slot(data))  # noqa: E731
-    if len({launch.threads for launch in run.program.launches}) > 1:
-        return
-    for phase, launch in phases(run.program.body):
-        if launch is None:
-            continue
-        found = list(steps(phase.stmt, launch.threads[0], lambda stmt: None))
-        held = spread(found) - set(dict(launch.notes).get("layout_map", ()))
-        layouts = _Layouts(run, launch)
-        for step, threads in found:
-            known = ThreadDistribution.of(step, threads, held)
-            if known is None and any(root(access.buffer.data) in tensors for access in accesses_in(step)):
-                known = ThreadDistribution.by_layout(step, layouts.found)
-            if known is not None:
-                yield step, known
-
-
 class _Layouts:
     """Layouts of a launch's fragments, queried from TileLang where a step needs them."""
 
@@ -273,11 +284,14 @@ class _Layouts:
 
 
 def _written_and_used_again(run: Run) -> set[int]:
-    """Tensors that some statements write, and other statements or the same ones access as well."""
-    compiler, written = run.compiler, set[int]()
-    uses: Counter[int] = Counter()
-    for stmt, _, _ in statements(run.program.body):
-        effects = compiler.surroundings.effects(stmt)
-        written |= {compiler.root(compiler.slot(access.root)) for access in effects.writes}
-        uses.update(compiler.root(compiler.slot(access.root)) for access in effects.accesses)
-    return {root for root in written if uses[root] > 1}
+    """Tensors in device memory that statements of a launch write, and others of it or the same ones access as well."""
+    return {root for launch in run.program.launches for root in _written_and_used_again_in(launch, run)}
+
+
+def _written_and_used_again_in(launch: Launch, run: Run) -> Iterator[int]:
+    compiler = run.compiler
+    effects = [compiler.surroundings.effects(stmt) for stmt, _, _ in statements(launch)]
+    found = [access for each in effects for access in each.accesses if access.buffer.scope() == "global"]
+    roots = [compiler.root(compiler.slot(access.root)) for access in found]
+    uses = Counter(roots)
+    yield from (root for root, access in zip(roots, found, strict=True) if access.writes and uses[root] > 1)
