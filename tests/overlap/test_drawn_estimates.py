@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -12,8 +13,10 @@ import numpy as np
 import tilescale
 import tilescale.language as T
 from tests.overlap.support import H200, overlapped
+from tilescale.passes.overlap.estimate import WORTH
 
-DRAWS = int(os.environ.get("RANDOM_PROGRAMS", "12"))
+DRAWS = int(os.environ.get("RANDOM_PROGRAMS", "24"))
+IN_ORDER = "in order"
 MOST_TILES = 500
 """Tiles of all devices, at most: a simulation takes a second."""
 
@@ -87,20 +90,44 @@ def simulated(program: Any) -> float:
     return tilescale.emulate(program, data=False, machine=H200, progress=False).time_us
 
 
+Times = dict[str, tuple[float, float]]
+"""Estimated and simulated microseconds of each strategy."""
+
+
+@cache
+def drawn_times() -> list[Times]:
+    """Times of the drawn programs in order, and by each carrier that can overlap them."""
+    return [times(*drawn(Random(seed))) for seed in range(DRAWS)]
+
+
+def times(func: Any, carriers: tuple[str, ...]) -> Times:
+    found, in_order = Times(), simulated(func)
+    for carrier in carriers:
+        changed, schedule = overlapped(func, carrier=carrier)
+        (move,) = schedule.moves
+        assert move.in_order_s is not None
+        found[IN_ORDER] = move.in_order_s * 1e6, in_order
+        if move.overlapped:
+            assert move.overlapped_s is not None
+            found[carrier] = move.overlapped_s * 1e6, simulated(changed)
+    return found
+
+
 def test_estimates_are_near_the_simulation() -> None:
-    """In the mean within 5 %: of the time in order at most 10 % each."""
+    """In the mean within 5 %: of the time in order at most 7 % each."""
     off: dict[str, list[float]] = {}
-    for seed in range(DRAWS):
-        func, carriers = drawn(Random(seed))
-        in_order = simulated(func)
-        for carrier in carriers:
-            changed, schedule = overlapped(func, carrier=carrier)
-            (move,) = schedule.moves
-            assert move.in_order_s is not None
-            off.setdefault("in order", []).append(move.in_order_s * 1e6 / in_order - 1)
-            if move.overlapped:
-                assert move.overlapped_s is not None
-                off.setdefault(carrier, []).append(move.overlapped_s * 1e6 / simulated(changed) - 1)
+    for found in drawn_times():
+        for strategy, (estimate, simulation) in found.items():
+            off.setdefault(strategy, []).append(estimate / simulation - 1)
     errors = {way: np.abs(found) for way, found in off.items()}
-    assert errors.keys() == {"in order", "queue", "tiles"} and max(errors["in order"]) < 0.1
+    assert errors.keys() == {IN_ORDER, "queue", "tiles"} and max(errors[IN_ORDER]) < 0.07
     assert all(found.mean() < 0.05 for found in errors.values()), errors
+
+
+def test_choices_take_at_most_2_percent_longer_than_the_fastest() -> None:
+    """95 % of them: the carrier of least estimate, if that saves what an overlap has to save."""
+    regrets = []
+    for found in drawn_times():
+        fastest = min(found, key=lambda way: found[way][0] * ((1 - WORTH) if way == IN_ORDER else 1))
+        regrets.append(found[fastest][1] / min(simulation for _, simulation in found.values()) - 1)
+    assert np.mean(np.array(regrets) <= 0.02) >= 0.95, regrets

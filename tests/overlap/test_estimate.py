@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,13 @@ def test_tiles_that_read_share_the_bandwidth_of_the_memory():
     halves = TileWork(tiles=4, tile=1.0, at_once=4, streamed=2.0)
     assert halves.done([0.0, 3.0]).tolist() == [4, 4, 8, 8] and halves.done([0.0, 9.0]).tolist() == [4, 4, 13, 13]
     assert halves.done([0.0, 20.0]).tolist() == [4, 4, 24, 24]
+
+
+def test_the_memory_bounds_full_waves_and_arithmetic_the_last_one():
+    work = TileWork(tiles=6, tile=3.0, at_once=4, streamed=1.0)
+    assert work.seconds == 7 and work.done().tolist() == [4, 4, 4, 4, 7, 7]
+    shared = TileWork(tiles=6, tile=1.0, at_once=2, streamed=1.0, each=2)
+    assert shared.done().tolist() == [4, 4, 4, 4, 6, 6] and replace(shared, tile=3.0).done()[-1] == 9
 
 
 def test_tiles_that_share_a_place_are_done_together():

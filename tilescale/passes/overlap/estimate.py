@@ -44,12 +44,12 @@ CLOSE = 0.02
 together."""
 
 
-WORTH = 0.06
-"""Share of the time in order that an overlap has to save: estimates that are closer may be wrong about which is less,
-and a program that its user wrote in order is not made slower.
+WORTH = 0.02
+"""Share of the time in order that an overlap has to save: a program that its user wrote in order is not made slower
+where estimates are as good as equal.
 
-On two H200 a GEMM of 2048 x 8192 x 3584 and an all-reduce take 1.02 of the time in order, where 0.99 is estimated; with
-8192 rows 0.98 for 0.91; 4096 rows and a reduce-scatter 0.92 for 0.93.
+On two H200 a GEMM of 2048 x 8192 x 3584 and an all-reduce take 1.02 of the time in order, where 0.98 is estimated; with
+8192 rows 0.98 for 0.94; 4096 rows and a reduce-scatter 0.92 for 0.93.
 """
 
 TILE_ALGORITHMS = ("one_shot", "two_shot")
@@ -132,13 +132,15 @@ class RowTransport:
 
     def held(self, work: TileWork, everywhere: bool) -> TileWork:
         """The cost of a grid whose programs send remote tiles themselves, and stay resident until these are sent: the
-        link takes one after the other, so that those that share a place are not done together.
+        link takes one after the other, so that those that share a place are not done together, and read while others
+        send.
 
         Args:
             everywhere: whether they send their sums of local tiles, too.
         """
         sent = self.queue.seconds((1 + everywhere) * (self.parts - 1) * self.height * self.row_bytes, starts=0)
-        return replace(work, tile=work.tile + sent / work.waves, streamed=work.streamed + sent / work.tiles, each=1)
+        read = work.tiles * work.streamed / work.waves - work.waits
+        return replace(work, tile=max(work.tile, read) + sent / work.waves, streamed=0.0, each=1)
 
     def summing(self, work: TileWork, chunk: int) -> float:
         """Seconds in which a tile adds up its parts, one after the other, and stores the sum. Resident tiles of a chunk

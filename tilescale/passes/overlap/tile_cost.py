@@ -3,9 +3,9 @@
 
 A tile takes as long as its arithmetic, at the rate of one program slot, as its share of reading and writing each tensor
 of the grid once, or as its share of what all tiles carry through the cache in front of that memory (the roofline model,
-Williams, Waterman and Patterson, 2009): small tiles of a GEMM load each operand many times. Tiles take slots in order
-(list scheduling; Graham, 1966), so a grid of few tiles ends at least one whole tile after the arrival of the last rows,
-even if most rows arrived before.
+Williams, Waterman and Patterson, 2009): small tiles of a GEMM load each operand many times. The memory may bound full
+waves, and arithmetic the last one. Tiles take slots in order (list scheduling; Graham, 1966), so a grid of few tiles
+ends at least one whole tile after the arrival of the last rows, even if most rows arrived before.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ class TileWork:
     @property
     def seconds(self) -> float:
         """Seconds until all tiles are done, without waits."""
-        latencies = -(-self.waves // self.each) * self.waits
-        return max(self.waves * self.tile + latencies, self.tiles * self.streamed + self.waits)
+        return float(np.max(self.done()))
 
     @property
     def waves(self) -> int:
@@ -95,14 +94,15 @@ class TileWork:
             ready: when the rows of each chunk are there, which the tiles go through in order.
             until: when tiles of each chunk may end, which occupy their places until then.
         """
-        ends, number = np.empty(self.tiles), np.arange(self.tiles)
+        ends, read, number = np.empty(self.tiles), np.zeros(self.tiles), np.arange(self.tiles)
         there, kept = (np.maximum.accumulate(c)[last(number, self.tiles, len(c))] for c in (ready, until))
         for first in range(0, self.tiles, self.resident):
             wave = slice(first, min(first + self.resident, self.tiles))
             free = ends[first - self.resident : wave.stop - self.resident] if first else 0.0
-            made = self._shared(np.maximum(there[wave], free))
-            ends[wave] = np.maximum(made, kept[wave])
-        return np.maximum(ends, self._read(there) + self.waits)
+            begin = np.maximum(there[wave], free)
+            read[wave] = self._read(begin, np.max(read))
+            ends[wave] = np.maximum.reduce([self._shared(begin), read[wave], kept[wave]])
+        return np.maximum(ends, read + self.waits)
 
     def _shared(self, begin: np.ndarray) -> np.ndarray:
         """When tiles are done that are resident at the same time: those that share a place, and have begun, together.
@@ -118,14 +118,16 @@ class TileWork:
             done[level][:count] = np.where(begin[after] < mine, done[after], mine)
         return done
 
-    def _read(self, ready: np.ndarray) -> np.ndarray:
-        """When each tile has read its operands. Tiles that run at once, and are ready at once, read together."""
-        number = np.arange(self.tiles)
-        before = number * self.streamed
-        in_order = np.maximum.accumulate(ready - before) + before + self.streamed
-        begins = np.diff(number // self.resident, prepend=-1) + np.diff(ready, prepend=ready[0]) > 0
-        together = np.cumsum(begins) - 1
-        return in_order[np.append(np.flatnonzero(begins)[1:] - 1, self.tiles - 1)][together]
+    def _read(self, begin: np.ndarray, busy: float) -> np.ndarray:
+        """When each tile of a wave has read its operands from a memory that is busy before. Those that begin at the
+        same time read together."""
+        order, before = np.argsort(begin, kind="stable"), self.streamed * np.arange(len(begin))
+        begins = np.maximum(begin, busy * (self.streamed > 0))[order]
+        done = np.maximum.accumulate(begins - before) + before + self.streamed
+        together = np.diff(begins, append=np.inf) > 0
+        read = np.empty(len(begin))
+        read[order] = done[together][np.cumsum(together) - together]
+        return read
 
     def made(self, chunks: int) -> np.ndarray:
         """Seconds at which each of `chunks` equal chunks of tiles is complete, if no tile waits."""
