@@ -21,6 +21,7 @@ from tvm.ir import Range
 
 from tilelang_core.ir import constant, contains, walk
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
+from tilelang_core.opaque_divisions import opaque_remainder
 from tilelang_core.rewrite import at, rewrite
 
 _Point = dict[Any, int]
@@ -125,6 +126,4 @@ def _opaque(index: tirx.PrimExpr, analyzer: Analyzer) -> tirx.PrimExpr:
     divisor = constant(b) if isinstance(index, tirx.FloorMod) else None
     if divisor is None or divisor < 1:
         return type(index)(a, b)
-    if divisor & (divisor - 1) == 0:
-        return tirx.bitwise_and(a, tirx.const(divisor - 1, a.dtype))
-    return tirx.truncmod(a if analyzer.can_prove(index.a >= 0) else tirx.truncmod(a, b) + b, b)
+    return opaque_remainder(a, divisor, is_positive=analyzer.can_prove(index.a >= 0))

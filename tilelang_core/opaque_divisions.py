@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""Quotients and remainders in forms that TVM's simplifiers leave as they are: shifts, masks and truncated divisions.
+
+The simplifiers know floor division, and rewrite sums and nests of it. Where they do that wrongly, a division in one of
+these forms keeps its value.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+__all__ = ["opaque_quotient", "opaque_remainder"]
+
+
+def opaque_quotient(a: tirx.PrimExpr, divisor: int) -> tirx.PrimExpr:
+    """`a // divisor` for a positive divisor."""
+    if divisor & (divisor - 1) == 0:
+        return a >> tirx.const(divisor.bit_length() - 1, a.dtype)
+    return tirx.truncdiv(a - opaque_remainder(a, divisor), tirx.const(divisor, a.dtype))
+
+
+def opaque_remainder(a: tirx.PrimExpr, divisor: int, *, is_positive: bool = False) -> tirx.PrimExpr:
+    """`a % divisor` for a positive divisor; `is_positive`: `a` is known not to be negative."""
+    by = tirx.const(divisor, a.dtype)
+    if divisor & (divisor - 1) == 0:
+        return tirx.bitwise_and(a, tirx.const(divisor - 1, a.dtype))
+    return tirx.truncmod(a if is_positive else tirx.truncmod(a, by) + by, by)
