@@ -97,6 +97,8 @@ class Expressions:
         """Some index of a dimension, of a variable that runs up to `run`; many may be equal."""
         step, shift = self.rng.choice((1, 1, 3)), self.rng.randrange(extent)
         names = [f"({variable} * {step} + {shift}) % {extent}", str(shift)]
+        names.append(f"({shift} - {variable} // {step + 1}) % {extent}")
+        names.append(f"({extent} - {variable} % {step + 1}) % {extent}")
         names += [f"({variable} + {name}) % {extent}" for name, _ in scope.loops]
         if run <= extent:
             names += [variable, variable, f"{extent - 1} - {variable}", f"{extent - 1} - {variable}"]
@@ -105,7 +107,8 @@ class Expressions:
     def own(self, extent: int, variable: str) -> str:
         """An index that is another one for each value of a variable that runs over a dimension."""
         shift = self.rng.randrange(extent)
-        return self.rng.choice((variable, variable, f"{extent - 1} - {variable}", f"({variable} + {shift}) % {extent}"))
+        moved = f"({variable} + {shift}) % {extent}", f"({shift} - {variable}) % {extent}"
+        return self.rng.choice((variable, variable, f"{extent - 1} - {variable}", *moved))
 
     def value(self, buffer: Buffer, element: str) -> str:
         """An element as a number of int32."""

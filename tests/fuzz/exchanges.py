@@ -138,9 +138,15 @@ class Exchanges(Expressions):
         """The buffer, or another tile of the same tensor where one may be read."""
         if buffer.kind == "input" and self.rng.random() < 0.5:
             names = [name for name, _ in scope.loops] or ["0"]
-            slot = f"({self.rng.choice(names)} + {self.rng.randrange(SLOTS)}) % {SLOTS}"
-            return replace(buffer, prefix=f"(b + {self.rng.randrange(self.blocks)}) % {self.blocks}, {slot}, ")
+            slot = self.moved(self.rng.choice(names), SLOTS)
+            return replace(buffer, prefix=f"{self.moved('b', self.blocks)}, {slot}, ")
         return buffer
+
+    def moved(self, number: str, extent: int) -> str:
+        """A number in a range, which grows or falls with another one."""
+        shift = self.rng.randrange(extent)
+        forms = f"{number} + {shift}", f"{shift} - {number}", f"{shift} - {number} // 2", f"{extent} - {number} // 3"
+        return f"({self.rng.choice(forms)}) % {extent}"
 
     # -- transfers ---------------------------------------------------------------------------------------------------
 
