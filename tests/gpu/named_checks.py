@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import threading
@@ -23,7 +24,7 @@ def run(checks: Iterable[tuple[str, Callable[[], object]]], limit_s: float) -> N
     """
     world = tilescale.init()
     torch.cuda.set_device(world.device)
-    threading.Timer(limit_s, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
+    threading.Timer(limit_s, _out_of_time).start()
     failed = False
     for name, check in checks:
         if not any(part in name for part in sys.argv[1:] or [""]):
@@ -37,3 +38,9 @@ def run(checks: Iterable[tuple[str, Callable[[], object]]], limit_s: float) -> N
         print(f"rank {world.rank} {name}: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
         failed = any(world.all_gather(verdict != "PASS")) or failed
     os._exit(1 if failed else 0)
+
+
+def _out_of_time() -> None:
+    print("FAIL: out of time", flush=True)
+    faulthandler.dump_traceback()
+    os._exit(2)
