@@ -15,6 +15,7 @@ from tilelang_core import rewrite as tir
 from tilescale.errors import RaceError, UninitializedReadError, UsageError
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Move, Schedule
+from tilescale.passes.scratch import as_parameters
 from tilescale.passes.structure import structure
 
 WIDE, STEPS, TILE = 8, 6, 4
@@ -121,6 +122,33 @@ def test_slices_are_whole_steps_of_one_width(slices: int, reason: str):
     assert not move.overlapped and reason in move.why
     with pytest.raises(UsageError, match="it takes local='source'"):
         Move("all_gather", ("X", "whole"), slices=slices)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("how", FORMS[2:], ids=str)
+def test_rows_that_the_caller_has_moved_are_not_sent(how: dict[str, Any], devices: int):
+    func, rows = scaled_sums(devices), 10
+    schedule = moves(**how)
+    for move in schedule.moves:
+        move.carrier = "caller"
+    changed, made = overlap(func, H200, schedule)
+    assert str(made).count("the caller has moved the rows") == 2
+    assert not any(map(is_wait, ir.statements(changed.body))) and "tilescale.copy" not in changed.script()
+    want, got = arguments(devices, rows), arguments(devices, rows)
+    tilescale.emulate(func, want, machine=H200, time=False)
+    factors, whole = (torch.cat([own[i] for own in got]) for i in (1, 0))
+    for rank, own in enumerate(got):
+        own += [whole.clone(), factors.clone()]
+        own[3][rank] = own[4][rank] = torch.nan  # local rows are read in place
+    tilescale.emulate(as_parameters(changed), got, machine=H200, time=False)
+    assert all(torch.equal(mine[2], other[2]) for mine, other in zip(got, want, strict=True))
+
+
+def test_a_caller_moves_rows_of_gathers_with_local_rows_in_the_source_alone():
+    schedule = moves()
+    schedule.moves[0] = Move("all_gather", ("S", "factors"), carrier="caller")
+    with pytest.raises(UsageError, match="carrier='caller'"):
+        overlap(scaled_sums(2), H200, schedule)
 
 
 def test_gathers_of_two_grids_are_overlapped_one_by_one():

@@ -29,7 +29,7 @@ from tilescale.passes.overlap.partition import Partition, check_whole
 from tilescale.passes.overlap.producers_consumers import check_some, readers_of
 from tilescale.passes.overlap.raster import Raster
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
-from tilescale.passes.overlap.schedule import Move
+from tilescale.passes.overlap.schedule import CALLER, Move
 from tilescale.passes.overlap.slices import ColumnSlices
 from tilescale.passes.overlap.tile_order import ArrivalOrder, tiles_in, with_tiles
 from tilescale.program.asynchronous import PartLayout
@@ -86,6 +86,8 @@ def overlap_gathers(several: Gathers, graph: Dependence, uses: AccessMaps) -> ir
         Declined: it stays unchanged.
     """
     (site, mine, move), *_ = several
+    if move.carrier == CALLER:
+        return _moved_before(several, graph, uses)
     rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
     gathers = [_gather(*each, graph, uses, rewriter) for each in several]
     for gather in gathers:
@@ -107,17 +109,37 @@ def overlap_gathers(several: Gathers, graph: Dependence, uses: AccessMaps) -> ir
     return rewriter.apply()
 
 
+def _moved_before(several: Gathers, graph: Dependence, uses: AccessMaps) -> ir.PrimFunc:
+    """The program whose caller has moved all rows but the local ones."""
+    (site, _, move), *_ = several
+    gathers = [(site, _readers(site, mine, graph, uses, rows_of(site, uses))) for site, mine, _ in several]
+    raster, rewriter = check_source(gathers, uses, move), LaunchRewriter(uses.program, site.launch, uses.machine)
+    first = gathers[0][1][0]
+    rewriter.statements.extend((site.stmt, tir.sequence([])) for site, _ in gathers)
+    rewriter.phases.append((first.phase, (split_by_source(first, [s for s, _ in gathers], rewriter, raster),)))
+    for _, _, each in several:
+        each.why = "the caller has moved the rows, local rows from the source"
+    return rewriter.apply()
+
+
+def _readers(
+    site: CollectiveSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, rows: Partition
+) -> tuple[TensorUse, ...]:
+    """Reads of the result. Raises Declined if source or result are changed while rows are sent."""
+    target, source = (uses.names.root(ir.region_parts(r)[0].data) for r in (site.made.target, site.made.source))
+    check_unwritten(source, mine, graph, "what it sends")
+    check_unwritten(target, mine, graph, "its result")
+    return readers_of(target, mine, graph, uses, rows)
+
+
 def _gather(
     site: CollectiveSite, mine: ProgramStep, move: Move, graph: Dependence, uses: AccessMaps, rewriter: LaunchRewriter
 ) -> _SplitGather:
     """The gather with its pieces and their flags."""
     rows = rows_of(site, uses)
-    target, source = (uses.names.root(ir.region_parts(r)[0].data) for r in (site.made.target, site.made.source))
-    check_unwritten(source, mine, graph, "what it sends")
-    check_unwritten(target, mine, graph, "its result")
-    readers = readers_of(target, mine, graph, uses, rows)
+    readers = _readers(site, mine, graph, uses, rows)
     while move.chunks != 1 and (deeper := readers[0].deeper) and all(use.deeper for use in readers):
-        rows, readers = deeper, readers_of(target, mine, graph, uses, deeper)
+        rows, readers = deeper, _readers(site, mine, graph, uses, deeper)
     check_some(readers[0], rows, uses, site.made.level)
     chunk = choose_rows(site, uses, rows, readers, move, gathered)
     pieces = ColumnSlices(rows, move.slices) if move.slices else RowChunks(rows, chunk, move.chunks)

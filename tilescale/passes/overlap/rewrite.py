@@ -23,7 +23,7 @@ from tilescale.passes.overlap.legality import CollectiveSite, ShiftSite, check, 
 from tilescale.passes.overlap.prefetch import overlap_prefetch
 from tilescale.passes.overlap.rotation import grids_first
 from tilescale.passes.overlap.scatter import overlap_reduction
-from tilescale.passes.overlap.schedule import ACCUMULATORS, COLLECTIVE, WIRES, Move, Schedule
+from tilescale.passes.overlap.schedule import ACCUMULATORS, CALLER, COLLECTIVE, WIRES, Move, Schedule
 from tilescale.passes.overlap.shift import overlap_shift
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
@@ -106,6 +106,8 @@ def _reads_source(move: Move) -> bool:
 
 
 def _check_fields(move: Move) -> None:
+    if move.carrier == CALLER and _reads_source(move):
+        return
     for name in ("carrier", "adds"):
         if getattr(move, name) is not None and _PATTERNS.get(move.collective) is not overlap_reduction:
             raise UsageError(

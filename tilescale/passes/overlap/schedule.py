@@ -17,7 +17,10 @@ QUEUE, TILES, COLLECTIVE, GRID, ACCUMULATORS = "queue", "tiles", "collective", "
 """Carriers of rows: the copy queue of a device, the tiles that produce them, or a collective of each such tile.
 Reducers: the tiles, a grid after them, or the accumulators of the tiles before these are rounded."""
 
-CARRIERS = (QUEUE, TILES, COLLECTIVE)
+CALLER = "caller"
+"""Carrier of a gather whose rows an earlier program of the caller has moved to the same memory."""
+
+CARRIERS = (QUEUE, TILES, COLLECTIVE, CALLER)
 
 ADDS = (TILES, GRID, ACCUMULATORS)
 
@@ -41,7 +44,8 @@ class Move:
         overlapped: whether it runs concurrently with the grid that produces or reads its data.
         chunk: rows that are sent together, columns where the `axis` is 1; None leaves the choice to the cost model.
         carrier: the carrier of the rows of a reduction, "queue" or "tiles"; None leaves the choice between these to the
-            cost model. Or "collective": programs all-reduce each tile before they store it.
+            cost model. Or "collective": programs all-reduce each tile before they store it. Of a gather with `local`:
+            "caller" if an earlier program has moved the rows to the same memory, a parameter of both: none are sent.
         adds: the reducer of local rows and the received parts: "tiles" where possible (also the meaning of None), or
             "grid", a separate grid. Or "accumulators": tiles add them before they are rounded, local rows unrounded and
             first, the others in the order in which they were sent.
