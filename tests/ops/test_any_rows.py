@@ -61,14 +61,6 @@ def test_each_tile_is_made_once_group_by_group(rows: int, columns: int, group: i
         assert across == sorted(across), "a column of B serves all rows of a group"
 
 
-def test_tiles_of_several_shards_follow_one_another():
-    tiles, rows = GemmTiling(64, 64, 1.0, group=2), ir.IntImm("int32", 200)
-    a_shard = int(tiles.count(rows, N))
-    found = [begin(tiles.of_shards(number, 3, rows, N)) for number in range(3 * a_shard)]
-    one = [begin(tiles.at(number, rows, N)) for number in range(a_shard)]
-    assert found == [(shard, *tile) for shard in range(3) for tile in one]
-
-
 def operands(size: int, rows: int, dtype: str) -> tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]:
     """For each device A of (rows, K), B of (N, K), and scales of both, which are 1 unless these are float8."""
     kind = getattr(torch, dtype)

@@ -90,7 +90,7 @@ def loaded(stages: int) -> str:
             [queued("parts, parts_inbox"), STORING, loaded(3), "compute -> store: out; 1 stage"],
         ),
         (
-            lambda: program("ag_gemm", 2, GemmSpec(512, 512, "bfloat16", PERSISTENT, True, False), 1, 4),
+            lambda: program("ag_gemm", 2, GemmSpec(512, 512, "bfloat16", PERSISTENT, True, False), True, 1, 4),
             [queued("A, G"), KEPT, loaded(3), "compute -> next iteration: out; 1 stage"]
             + [f"persistent {WAITING[0]}", f"{loaded(3)}, 1 T.wait by load", split_grid.NOTE],
         ),
@@ -161,7 +161,7 @@ def test_columns_come_in_slices_where_all_tiles_run_at_once():
         assert slices(512, 2, tiles, 3584, 14336) == 2, "112 steps"
         assert slices(8, 2, tiles, 64, 100) == 1, "no whole steps"
     of = GemmSpec(512, 1024, "bfloat16", LARGE, True, False)
-    made = program("ag_gemm", 2, of, 4)
+    made = program("ag_gemm", 2, of, True, 4)
     assert "load -> compute: a, b; 4 stages, 1 T.wait by load" in notes(made)
     assert re.search(r"if \(\(k % 4\) == 0\) \{\s*(int [^;]*;\s*)*tilescale::wait_by_producer<", source(made))
 
@@ -235,7 +235,7 @@ FEW_TOKENS = 2, 8, 2, 512, 512, "bfloat16", "int64", False, 132
 PERSISTENT = replace(LARGE, stages=3)
 OPERATORS = {
     "ag_gemm": made("ag_gemm", "program", 2, of(512, 512, LARGE, True, True)),
-    "ag_gemm in turns": made("ag_gemm", "program", 2, of(512, 512, PERSISTENT, True, False), 1, 4),
+    "ag_gemm in turns": made("ag_gemm", "program", 2, of(512, 512, PERSISTENT, True, False), True, 1, 4),
     "gemm_rs": made("gemm_rs", "program", 2, of(512, 512, LARGE, False, True)),
     "gemm_rs in turns": made("gemm_rs", "program", 2, of(512, 512, PERSISTENT, True, False), 8),
     "ag_columns_gemm": made("ag_columns_gemm", "program", 2, of(512, 512, LARGE, True, True)),

@@ -59,7 +59,7 @@ def test_all_gather_matmul(
     b, lying = operands(size, n, k, transposed, kind)
     activation = {1: "relu", 2: "", 3: "silu", 8: "gelu_tanh"}[size]
     of = GemmSpec(n, k, dtype, tiles, transposed, biased, activation)
-    program = module("ag_gemm").program(size, of, slices)
+    program = module("ag_gemm").program(size, of, True, slices)
     nobodys = [bias[:1].view(1, 1), bias[:1]]  # no scales
     per_device = [
         [a.chunk(size)[r][None].contiguous(), lying[r], lying[r], bias if biased else bias[:1]]
@@ -148,19 +148,19 @@ def test_further_products_take_what_has_been_gathered(blocks: int):
     size, rows, n, k = 2, CHUNK if blocks else 40, 64, 64
     a, (b, lying) = random(size * rows, k), operands(size, n, k, False, torch.bfloat16)
     of, made = GemmSpec(n, k, "bfloat16", SMALL, False, False), module("ag_gemm")
-    program = made.of_gathered(size, of, blocks)
+    program = made.program(size, of, False, blocks=blocks)
     gathered, one = a.view(size, rows, k), a.view(-1)[:1]
     nobodys = [one, one.view(1, 1), one]  # no bias, no scales
     per_device = [
         [gathered[r : r + 1].contiguous(), lying[r], lying[r], *nobodys, unwritten(size, rows, n)]
-        + [gathered.clone(), one.view(1, 1)]
+        + [gathered.clone()]
         for r in range(size)
     ]
-    for r, (*_, there, _) in enumerate(per_device):
+    for r, (*_, there) in enumerate(per_device):
         there[r] = torch.nan  # local rows are read in place
     report = tilescale.emulate(program, per_device)
     assert all(activity.messages == 0 for activity in report.activity)
-    for right, (*_, c, _, _) in zip(b, per_device, strict=True):
+    for right, (*_, c, _) in zip(b, per_device, strict=True):
         close(c.view(-1, n), a.float() @ right.float())
 
 

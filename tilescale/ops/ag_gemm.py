@@ -17,7 +17,7 @@ import torch
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import strategy, whole_tensors
-from tilescale.ops.ag_gemm_programs import of_gathered, program
+from tilescale.ops.ag_gemm_programs import program
 from tilescale.ops.arguments import (
     BLOCK,
     as_autocast,
@@ -309,8 +309,7 @@ def _overlapped(
         how = transposed, bias is not None, activation, gated, has_blocks(scales)
         call = _kernel(team, rows, N, K, (dtype_of(a), dtype_of(rights[0])), i == order[0], *how)
         given = dense(a).view(1, rows, K), rights[0], rights[-1], added, matrix if of_a is None else of_a, of_columns
-        there = gathered if i == order[0] else [*gathered, matrix][:2]
-        call(*given, results[i].view(size, rows, N), *there)
+        call(*given, results[i].view(size, rows, N), *gathered)
     return results, gathered[0]
 
 
@@ -337,14 +336,12 @@ def _kernel(
     if blocks:
         tiles = block_tiling(rows, gated)
         of = GemmSpec(N, K, dtypes[0], tiles, True, biased, activation, gated, dtypes[1], True)
-        return program if gathers else of_gathered, team, of
+        return program, team, of, gathers
     tiles = tiling(rows, team.size, N, transposed, 1 + gated)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
-    persistent = takes_turns(rows, TURNS) and not of.scaled
-    of, grid = (concurrent_stores(of), at_once()) if persistent else (of, 0)
-    if not gathers:
-        return of_gathered, team, of, grid
-    return program, team, of, 1 if persistent else slices(rows, team.size, tiles, N, of.row_bytes), grid
+    if takes_turns(rows, TURNS) and not of.scaled:
+        return program, team, concurrent_stores(of), gathers, 1, at_once()
+    return program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1
 
 
 @_operator.register_fake

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""The programs of ag_gemm.py: a gather of rows and the GEMM that reads them, and a GEMM of rows that are gathered."""
+"""The programs of ag_gemm.py: a gather of rows, and the GEMM that reads them."""
 
 from typing import Any
 
 import tilescale.language as T
 from tilescale.ops.block_gemm import multiply_blocks, scale_tiles
 from tilescale.ops.kernels import scheduled
-from tilescale.ops.persistent import turns_of
 from tilescale.ops.products import CHUNKS, GemmSpec, activate, add_bias, gate, multiply, multiply_by_two, rescale
-from tilescale.passes.overlap.schedule import SOURCE, Move
+from tilescale.passes.overlap.schedule import CALLER, SOURCE, Move
 
 
-def program(size: int, of: GemmSpec, slices: int = 1, blocks: int = 0) -> Any:
-    """`sequential`, whose tiles of local rows read these in place, and the others theirs as they arrive.
+def program(size: int, of: GemmSpec, gathers: bool = True, slices: int = 1, blocks: int = 0) -> Any:
+    """`sequential`, whose tiles of local rows read these in place, and the others theirs as they arrive; or, if it does
+    not gather, as they are there.
 
     Args:
         slices: number of slices of columns in which the rows of a shard of one chunk are sent.
@@ -20,6 +20,7 @@ def program(size: int, of: GemmSpec, slices: int = 1, blocks: int = 0) -> Any:
             of as many for the rows of other ranks; 0: one block for each tile.
     """
     how: dict[str, Any] = {"local": SOURCE, "group": of.tiles.group, "blocks": blocks or None}
+    how["carrier"] = None if gathers else CALLER
     rows = Move("all_gather", ("A", "G"), chunk=of.chunk, chunks=CHUNKS, slices=slices if slices > 1 else None, **how)
     scales = [Move("all_gather", ("of_A", "of_G"), chunks=1, **how)] if of.scaled else []
     return scheduled(sequential(size, of), *scales, rows)
@@ -51,44 +52,6 @@ def sequential(size: int, of: GemmSpec) -> Any:
             with T.Scale("block"):
                 on_chip, m, n = tiles_of(of), row * tiles.m, column * tiles.n
                 make_tile(on_chip, G, owner, m, n, B, Up, bias, of_G, of_B, C, owner, of)
-
-    return all_gather_matmul
-
-
-def of_gathered(size: int, of: GemmSpec, blocks: int = 0) -> Any:
-    """The GEMM of rows that `program` has gathered: local ones are in A, the others in G."""
-    rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
-    products, shapes = 2 if of.gated else 1, of.scales(1, size)
-    kind, a_shard = "float32" if of.scaled else of.dtype, tiles.count(rows, N)
-    grid = (blocks, min(size, 2)) if blocks else (a_shard, size)
-
-    @T.prim_func
-    def all_gather_matmul(
-        A: T.Tensor((1, rows, K), of.dtype),
-        B: T.Tensor(of.b_shape, of.b_dtype),
-        Up: T.Tensor(of.b_shape, of.b_dtype),
-        bias: T.Tensor((products * N if of.biased else 1,), of.result),
-        of_A: T.Tensor(shapes[0], kind),
-        of_B: T.Tensor(shapes[2], kind),
-        C: T.Tensor((size, rows, N), of.result),
-        G: T.Tensor((size, rows, K), of.dtype),
-        of_G: T.Tensor(shapes[1], kind),
-    ):
-        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, part):
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                on_chip = tiles_of(of)
-                if part == 0:
-                    for turn in T.serial(turns_of(tile, blocks, a_shard)) if blocks else [0]:
-                        m, n = tiles.at(tile + turn * blocks, rows, N)
-                        make_tile(on_chip, A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, of)
-                elif size > 1:
-                    for turn in T.serial(turns_of(tile, blocks, (size - 1) * a_shard)) if blocks else [0]:
-                        if blocks:
-                            before, m, n = tiles.of_shards(tile + turn * blocks, size - 1, rows, N)
-                        else:
-                            before, m, n = part - 1, *tiles.at(tile, rows, N)
-                        shard = (rank + size - 1 - before) % size
-                        make_tile(on_chip, G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, of)
 
     return all_gather_matmul
 

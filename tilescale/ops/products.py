@@ -96,14 +96,6 @@ class GemmTiling:
         row, column = grouped(number, self.group, T.ceildiv(rows, self.m), self.columns(N))
         return row * self.m, column * self.n
 
-    def of_shards(self, number: Any, shards: int, rows: Any, N: int) -> tuple[Any, Any, Any]:
-        """The shard of a tile among `shards` consecutive ones, and its first row and column there."""
-        a_shard = self.count(rows, N)
-        shard: Any = 0
-        for begun in range(1, shards):
-            shard += T.cast(number >= begun * a_shard, "int32")
-        return shard, *self.at(T.max(0, number - shard * a_shard), rows, N)
-
 
 @dataclass(frozen=True)
 class GemmSpec:
