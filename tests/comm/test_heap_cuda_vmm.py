@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from enum import IntEnum
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,6 +235,52 @@ def test_promised_but_forbidden(driver: Driver) -> None:
     found = cuda_vmm.CudaVmm.objection(device(0), 1)
     assert isinstance(found, DeviceError) and "it is CUDA_ERROR_NOT_SUPPORTED" in found.message
     assert driver.alive == 0
+
+
+def test_a_probe_leaves_nothing_behind(driver: Driver) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    assert cuda_vmm.CudaVmm.objection(device(0), 1) is None
+    assert len(os.listdir("/proc/self/fd")) == descriptors and driver.alive == 0
+
+
+def test_a_device_that_does_not_work(driver: Driver, monkeypatch) -> None:
+    def fail(_device: torch.device) -> None:
+        raise RuntimeError("CUDA error: out of order\nand more")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    found = cuda_vmm.CudaVmm.objection(device(0), 1)
+    assert isinstance(found, DeviceError) and found.message == "cuda:0 does not work: CUDA error: out of order"
+
+
+def test_addresses_are_those_that_the_driver_reserves(driver: Driver) -> None:
+    pages = cuda_vmm._CudaPages(device(0), fabric=False)
+    driver._cuMemAddressReserve = lambda nbytes, *_: 0x7000 + nbytes  # type: ignore[method-assign]
+    assert pages.reserve(4 * MIB) == 0x7000 + 4 * MIB
+
+
+def test_the_device_is_idle_before_memory_is_used_again(driver: Driver, monkeypatch) -> None:
+    pages, waited = cuda_vmm._CudaPages(device(1), fabric=False), []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    pages.wait_idle()
+    assert waited == [device(1)]
+
+
+@pytest.mark.parametrize(("gib", "suggested"), [(16, 16), (141, 64)])
+def test_the_suggested_capacity_is_that_of_the_device_up_to_a_limit(monkeypatch, gib: int, suggested: int) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=gib << 30))
+    assert cuda_vmm.CudaVmm.suggest(device(0), 2) == suggested << 30
+
+
+@pytest.mark.parametrize("status", Status)
+def test_a_driver_that_does_not_start_says_why(monkeypatch, status: Status) -> None:
+    bindings = ModuleType("cuda.bindings")
+    bindings.driver = SimpleNamespace(cuInit=lambda _flags: (status,), CUresult=Status)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    if status is Status.CUDA_SUCCESS:
+        assert cuda_vmm._driver() is bindings.driver
+    else:
+        with pytest.raises(DeviceError, match=f"does not start: {status.name}"):
+            cuda_vmm._driver()
 
 
 def test_without_cuda() -> None:

@@ -210,3 +210,9 @@ def test_nvshmem_chunk_in_another_place(library: Library) -> None:
     library.next = 0x1000
     with pytest.raises(UnsupportedError, match="outside of the range"):
         heap.grow(MIB, 0, CALL)
+
+
+def test_a_heap_that_cannot_grow_says_how_large_it_has_to_be() -> None:
+    refusal = HeapCannotGrow.full(capacity=1024 * MIB, room=3 * MIB, least=8 * MIB - 1)
+    assert str(refusal) == "3 MiB of its capacity of 1 GiB are left"
+    assert refusal.hint == "set TILESCALE_HEAP_BYTES=1029MiB or more, or pass capacity= to SymmetricHeap"
