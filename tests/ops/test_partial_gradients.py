@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from tilescale import ops
@@ -109,6 +112,91 @@ def test_values_of_all_ranks_that_meet_heads_have_one_sum(mesh: DeviceMesh, sums
     """The shared part of the keys; the norm and the layer in front have whole gradients."""
     trained(mesh, Latent())
     assert sums == {(2, 3, 4): 1}
+
+
+class TwoEnds(Attention):
+    """Two row-parallel layers take the same heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.o2 = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.head_norm(self.q(x).view(*x.shape[:-1], -1, 4)).flatten(-2)
+        return self.o(y) + self.o2(y)
+
+
+class Gated(Attention):
+    """A value of all ranks that comes from outside meets the heads, and so does a number."""
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor, scale: float) -> torch.Tensor:
+        heads = self.q(x).view(*x.shape[:-1], -1, 4)
+        return self.o((heads * gate * scale).flatten(-2))
+
+
+class Replicated(Attention):
+    """A parameter that is a DTensor of all ranks meets the heads."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(distribute_tensor(torch.ones(4).bfloat16(), mesh, [Replicate()]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.o((self.q(x).view(*x.shape[:-1], -1, 4) * self.scale.to_local()).flatten(-2))
+
+
+class Chained(Attention):
+    """The sum of a row-parallel layer meets the heads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.q(x).view(*x.shape[:-1], -1, 4)
+        return self.o((heads * self.k(self.v(x))[..., :4].unsqueeze(-2)).flatten(-2))
+
+
+@pytest.mark.usefixtures("emulated")
+def test_an_edge_in_front_of_two_layers_has_one_sum(mesh: DeviceMesh, sums: Counter):
+    trained(mesh, TwoEnds(), PLAN | {"o2": RowwiseParallel()})
+    assert sums == {(4,): 1}
+
+
+@pytest.mark.usefixtures("emulated")
+def test_gradients_of_given_values_are_summed_where_they_leave_the_heads(mesh: DeviceMesh, sums: Counter):
+    made = ops.parallelize_module(Gated().bfloat16(), mesh, PLAN)
+    leaf = torch.randn(3, requires_grad=True)
+    made(torch.randn(2, 3, 16).bfloat16(), leaf.view(1, 3, 1, 1).bfloat16(), 0.5).float().sum().backward()
+    assert sums == {(1, 3, 1, 1): 1} and leaf.grad is not None
+
+
+@pytest.mark.usefixtures("emulated")
+def test_gradients_of_replicated_dtensors_are_summed(mesh: DeviceMesh, sums: Counter):
+    trained(mesh, Replicated(mesh))
+    assert sums == {(4,): 1}
+
+
+@pytest.mark.usefixtures("emulated")
+def test_gradients_of_what_a_layer_has_summed_are_summed_where_they_leave_the_heads(mesh: DeviceMesh, sums: Counter):
+    trained(mesh, Chained(), {"[qv]": ColwiseParallel(), "[ko]": RowwiseParallel()})
+    assert sums == {(2, 3, 16): 1}
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_block_keeps_no_graph(mesh: DeviceMesh):
+    class Mark:
+        """An entry of a node's metadata, which lives as long as the node."""
+
+    made, mark = ops.parallelize_module(Attention().bfloat16(), mesh, PLAN), Mark()
+    given = torch.randn(2, 3, 16, requires_grad=True).bfloat16()
+    assert given.grad_fn is not None
+    given.grad_fn.metadata["mark"], left = mark, weakref.ref(mark)
+    made(given)
+    del given, mark
+    gc.collect()
+    assert left() is None
+
+
+def test_placements_of_a_whole_value_are_all_replicated():
+    assert partial_gradients._lies_whole([Replicate(), Replicate()])
+    assert not partial_gradients._lies_whole([Replicate(), Shard(0)])
 
 
 @pytest.mark.usefixtures("emulated")
