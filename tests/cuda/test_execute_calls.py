@@ -88,6 +88,25 @@ def halved() -> Any:
     return halved
 
 
+def counted() -> Any:
+    """A loop and a branch by what a grid before them has stored."""
+
+    @T.prim_func
+    def counted(N: T.Tensor((1,), "int32")):
+        with T.Kernel(device=2, block=1, threads=64):
+            with T.Scale("device"):
+                with T.Scale("block"):
+                    N[0] = N[0] + 1
+                for step in T.serial(N[0]):
+                    with T.Scale("block"):
+                        N[0] = N[0] * (step + 2)
+                if N[0] > 2:
+                    with T.Scale("block"):
+                        N[0] = N[0] - 3
+
+    return counted
+
+
 # -- plans -------------------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +197,18 @@ def test_what_looks_at_the_device_is_never_a_graph(device: Device, monkeypatch: 
     device.capturing = True
     with pytest.raises(UnsupportedError, match="decides on values in device memory"):
         own([x])
+
+
+def test_loops_and_branches_are_decided_when_the_stream_reaches_them(device: Device, monkeypatch: pytest.MonkeyPatch):
+    own, n = device.program(counted()), torch.zeros(1, dtype=torch.int32)
+    monkeypatch.setattr(own, "synchronize", lambda: None)
+    change = {"counted_0": lambda: n.add_(1), "counted_1": lambda: n.mul_(2), "counted_2": lambda: n.sub_(3)}
+    device.on_launch = lambda name, *args: change[name]()
+    for start, rounds in ((0, 1), (1, 2), (-1, 0)):
+        n.fill_(start)
+        own([n])
+        branch = ["counted_2"] if start == 1 else []
+        assert device.names() == ["counted_0", *["counted_1"] * rounds, *branch]
 
 
 def test_plans_keep_no_tensor_alive_and_are_right_for_the_next_one_there(device: Device):

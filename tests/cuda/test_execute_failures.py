@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tilescale.backends.cuda.running import nccl
+import tilescale.language as T
+from tests.cuda.support import program
+from tests.overlap.support import H200
+from tilescale.backends.cuda.running import agreement, nccl
 from tilescale.backends.cuda.running import wait_guard as running_guard
 from tilescale.backends.cuda.running.agreement import on_all, once_per_node
 from tilescale.backends.cuda.running.barrier_kernel import LastBarrier, purpose, site_of, standings
@@ -270,6 +273,16 @@ def test_ranks_that_build_different_programs(other: dict[str, Any], text: str):
 
     for error in on_ranks(3, one):
         assert type(error) is RankMismatchError and text in error.message and len(error.where) == 2
+
+
+def test_options_of_a_program_are_facts_in_the_order_of_their_names():
+    @T.prim_func
+    def filled(X: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            T.clear(X)
+
+    told = [agreement.facts(program(filled), H200, given).options for given in ({}, {"wait_s": 3, "target": "x"})]
+    assert told == ["no options", "target='x', wait_s=3"]
 
 
 def test_ranks_that_build_the_same_program():
