@@ -137,7 +137,9 @@ def _norm(match: Match, y: Node, weight: Node, dims: list[int], eps: float, dtyp
     found = _residual_sum(y)
     if found is None or dims not in ([-1], [y.meta["val"].ndim - 1]) or dtype != y.meta["val"].dtype:
         return
-    wait, residual = found
+    (wait, residual), offset = found, 0.0
+    if weight.target is aten.add.Tensor and isinstance(_argument(weight, 1), (int, float)):  # Gemma's, 1 + weight
+        weight, offset = _argument(weight), _argument(weight, 1)
     if _is_cast(weight):
         weight = _argument(weight)
     x, _, group = _argument(wait).args
@@ -146,7 +148,7 @@ def _norm(match: Match, y: Node, weight: Node, dims: list[int], eps: float, dtyp
 
     def fused(x: Any, weight: Any, residual: Any) -> list[Any]:
         a = x if residual is None else x.reshape(residual.shape)
-        return list(all_reduce_rms_norm(a, weight, residual, eps=eps, group=group))
+        return list(all_reduce_rms_norm(a, weight, residual, eps=eps, weight_offset=offset, group=group))
 
     _replace("all_reduce_rms_norm", wait, [match.output_node(), y], fused, x, weight, residual, before=y)
 

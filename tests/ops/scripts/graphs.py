@@ -138,11 +138,16 @@ def torch_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-5)
 
 
+def gemma_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5) * (1.0 + weight.float())).type_as(x)
+
+
 def check_norms() -> None:
-    """With and without a residual, of both kinds; in front of the sum a GEMM that is not worth overlapping."""
+    """With and without a residual, of each kind; in front of the sum a GEMM that is not worth overlapping."""
     weight, residual = random(HIDDEN, seed=5), random(2, 3, HIDDEN, seed=6)
     strategy.overlaps = lambda job, team: False
-    for norm in transformers_norm, torch_norm:
+    for norm in transformers_norm, torch_norm, gemma_norm:
 
         def added(x: torch.Tensor, norm: Callable[..., Any] = norm) -> tuple[torch.Tensor, ...]:
             y = residual + functional.all_reduce(x @ DOWN, "sum", dist.group.WORLD)
