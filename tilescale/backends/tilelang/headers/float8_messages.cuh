@@ -142,39 +142,44 @@ struct Float8Messages {
 #pragma unroll
     for (int i = 0; i < RANKS - 1; ++i) send(group.peer(i), set, message, line);
   }
-  // The lines of all peers. False: a wait failed.
-  __device__ __forceinline__ bool receive(int set, int message, Line (&lines)[RANKS]) const {
+  // The i-th peer in the order of ranks.
+  __device__ __forceinline__ int peer(int i) const { return i < x.rank ? i : i + 1; }
+  // The lines of all peers in that order. False: a wait failed.
+  __device__ __forceinline__ bool receive(int set, int message, Line (&lines)[RANKS - 1]) const {
     auto here = [&] {
       bool missing = false;
 #pragma unroll
-      for (int r = 0; r < RANKS; ++r)
-        if (r != x.rank) lines[r].words = load_line(slot(r, x.rank, set, message), exists(message));
+      for (int i = 0; i < RANKS - 1; ++i) lines[i].words = load_line(slot(peer(i), x.rank, set, message), exists(message));
 #pragma unroll
-      for (int r = 0; r < RANKS; ++r)
-        if (r != x.rank) missing = (number_of_line(lines[r].words) != number(message) && exists(message)) || missing;
+      for (int i = 0; i < RANKS - 1; ++i)
+        missing = (number_of_line(lines[i].words) != number(message) && exists(message)) || missing;
       return !any_of_warp(missing);
     };
     // Sums have a longer limit: the rank that misses a part must fail first, and name the sender.
     const Outcome outcome = await(here, 2 * (1 + set) * x.limit, x.report, InLines::Any());
 #pragma unroll
-    for (int r = 0; r < RANKS; ++r) {
-      if (r == x.rank) continue;
-      const unsigned seen = number_of_line(lines[r].words);
-      if (outcome == LATE && exists(message) && seen != number(message)) report_absent(x.report, x.site, r, number(message), seen);
-      lines[r].scale = scale_of_line(lines[r].words);
-      if (lane == LINE_THREADS - 1) lines[r].words.second = 0;
+    for (int i = 0; i < RANKS - 1; ++i) {
+      const unsigned seen = number_of_line(lines[i].words);
+      if (outcome == LATE && exists(message) && seen != number(message))
+        report_absent(x.report, x.site, peer(i), number(message), seen);
+      lines[i].scale = scale_of_line(lines[i].words);
+      if (lane == LINE_THREADS - 1) lines[i].words.second = 0;
     }
     return outcome == READY;
   }
   // The sum of the ranks' parts in their order, this one's exact.
-  __device__ __forceinline__ Floats sum(const Floats& mine, const Line (&lines)[RANKS]) const {
+  __device__ __forceinline__ Floats sum(const Floats& mine, const Line (&lines)[RANKS - 1]) const {
     Floats total = {};
-#pragma unroll
-    for (int r = 0; r < RANKS; ++r) {
-      const Floats part = r == x.rank ? mine : widened(lines[r]);
+    auto add = [&](const Floats& part) {
 #pragma unroll
       for (int i = 0; i < 2 * EIGHT; ++i) total.at[i] += part.at[i];
+    };
+#pragma unroll
+    for (int i = 0; i < RANKS - 1; ++i) {
+      if (i == x.rank) add(mine);
+      add(widened(lines[i]));
     }
+    if (x.rank == RANKS - 1) add(mine);
     return total;
   }
   // Last of all.
@@ -211,11 +216,11 @@ __device__ __forceinline__ void gather_float8(const Exchange& x) {
       by.write(x.target + x.rank * x.target_step, x.bytes, turn, widened(line));
     }
     if (turn > 0) {
-      Line lines[RANKS];
+      Line lines[RANKS - 1];
       if (!by.receive(0, turn - 1, lines)) return;
 #pragma unroll
-      for (int r = 0; r < RANKS; ++r)
-        if (r != x.rank) by.write(x.target + r * x.target_step, x.bytes, turn - 1, widened(lines[r]));
+      for (int i = 0; i < RANKS - 1; ++i)
+        by.write(x.target + by.peer(i) * x.target_step, x.bytes, turn - 1, widened(lines[i]));
     }
   }
   by.end();
@@ -226,14 +231,18 @@ template <typename T, int RANKS, bool ALIGNED>
 __device__ __forceinline__ void scatter_float8(const Exchange& x) {
   follow_grid();
   const Float8Messages<T, RANKS, ALIGNED> by(x);
+  auto part = [&](int i, int message) {
+    return by.read(x.source + by.group.peer(i) * x.source_step, x.bytes, message);
+  };
+  Loaded<T> next = part(0, 0);
   for (int turn = 0; turn <= by.messages && by.messages > 0; ++turn) {
-    if (turn < by.messages)
-      for (int i = 0; i < RANKS - 1; ++i) {
-        const int peer = by.group.peer(i);
-        by.send(peer, 0, turn, narrowed<T>(by.read(x.source + peer * x.source_step, x.bytes, turn).floats()));
-      }
+    if (turn < by.messages) {
+      for (int i = 0; i < RANKS - 1; ++i)
+        by.send(by.group.peer(i), 0, turn, narrowed<T>((i == 0 ? next : part(i, turn)).floats()));
+      if (turn + 1 < by.messages) next = part(0, turn + 1);
+    }
     if (turn > 0) {
-      Line lines[RANKS];
+      Line lines[RANKS - 1];
       const Loaded<T> mine = by.read(x.source + x.rank * x.source_step, x.bytes, turn - 1);
       if (!by.receive(0, turn - 1, lines)) return;
       by.write(x.target, x.bytes, turn - 1, by.sum(mine.floats(), lines));
@@ -248,14 +257,19 @@ __device__ __forceinline__ void reduce_float8(const Exchange& x) {
   follow_grid();
   const Float8Messages<T, RANKS, ALIGNED> by(x);
   auto size = [&](int part) { return by.group.size(part); };
+  auto part = [&](int i, int message) {
+    const int peer = by.group.peer(i);
+    return by.read(x.source + peer * x.source_step, size(peer), message);
+  };
+  Loaded<T> next = part(0, 0);
   for (int turn = 0; turn <= by.messages + 1 && by.messages > 0; ++turn) {
-    if (turn < by.messages)
-      for (int i = 0; i < RANKS - 1; ++i) {
-        const int peer = by.group.peer(i);
-        by.send(peer, 0, turn, narrowed<T>(by.read(x.source + peer * x.source_step, size(peer), turn).floats()));
-      }
+    if (turn < by.messages) {
+      for (int i = 0; i < RANKS - 1; ++i)
+        by.send(by.group.peer(i), 0, turn, narrowed<T>((i == 0 ? next : part(i, turn)).floats()));
+      if (turn + 1 < by.messages) next = part(0, turn + 1);
+    }
     if (turn > 0 && turn <= by.messages) {
-      Line lines[RANKS];
+      Line lines[RANKS - 1];
       const Loaded<T> mine = by.read(x.source + x.rank * x.source_step, size(x.rank), turn - 1);
       if (!by.receive(0, turn - 1, lines)) return;
       Floats total = by.sum(mine.floats(), lines);
@@ -266,11 +280,11 @@ __device__ __forceinline__ void reduce_float8(const Exchange& x) {
       by.write(x.target + x.rank * x.target_step, size(x.rank), turn - 1, widened(line));
     }
     if (turn > 1) {
-      Line lines[RANKS];
+      Line lines[RANKS - 1];
       if (!by.receive(1, turn - 2, lines)) return;
 #pragma unroll
-      for (int r = 0; r < RANKS; ++r)
-        if (r != x.rank) by.write(x.target + r * x.target_step, size(r), turn - 2, widened(lines[r]));
+      for (int i = 0; i < RANKS - 1; ++i)
+        by.write(x.target + by.peer(i) * x.target_step, size(by.peer(i)), turn - 2, widened(lines[i]));
     }
   }
   by.end();
