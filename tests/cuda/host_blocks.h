@@ -96,6 +96,11 @@ struct __nv_bfloat162 {
 };
 inline __half2 __floats2half2_rn(float x, float y) { return {__float2half_rn(x), __float2half_rn(y)}; }
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)}; }
+inline __half2 __hadd2(__half2 a, __half2 b) { return __floats2half2_rn(float(a.x) + b.x, float(a.y) + b.y); }
+inline __nv_bfloat162 __hadd2(__nv_bfloat162 a, __nv_bfloat162 b) {
+  auto sum = [](__nv_bfloat16 x, __nv_bfloat16 y) { return __bfloat162float(x) + __bfloat162float(y); };
+  return __floats2bfloat162_rn(sum(a.x, b.x), sum(a.y, b.y));
+}
 inline float __fdividef(float x, float y) { return x / y; }
 
 // A float of 8 bits: the nearest one, the even one of two, the largest one for what is larger (cuda_fp8.h, SATFINITE).

@@ -52,6 +52,33 @@ __device__ __forceinline__ Pack<BYTES> narrow(Value value) {
   return pack;
 }
 
+// Elements of two packs, added and rounded. Those of 16 bits are added in pairs: float32 has at least twice as many digits
+// and two more, so that a sum in it, rounded again, has the same bits.
+template <typename T>
+struct Adder {
+  template <int BYTES>
+  static __device__ __forceinline__ Pack<BYTES> sum(const Pack<BYTES>& a, const Pack<BYTES>& b) {
+    auto at = [](const Pack<BYTES>& pack, int i) { return wide(reinterpret_cast<const T*>(&pack)[i]); };
+    return narrow<T, BYTES>([&](int i) { return combined<SUM>(at(a, i), at(b, i)); });
+  }
+};
+template <typename Pair>
+struct PairAdder {
+  template <int BYTES>
+  static __device__ __forceinline__ Pack<BYTES> sum(const Pack<BYTES>& a, const Pack<BYTES>& b) {
+    Pack<BYTES> total;
+#pragma unroll
+    for (int i = 0; i < BYTES / 4; ++i)
+      reinterpret_cast<Pair&>(total.words[i]) =
+          __hadd2(reinterpret_cast<const Pair&>(a.words[i]), reinterpret_cast<const Pair&>(b.words[i]));
+    return total;
+  }
+};
+template <>
+struct Adder<__half> : PairAdder<__half2> {};
+template <>
+struct Adder<__nv_bfloat16> : PairAdder<__nv_bfloat162> {};
+
 // A value as an element has it.
 template <typename T>
 __device__ __forceinline__ float rounded(float value) {
@@ -63,6 +90,11 @@ __device__ __forceinline__ float rounded(float value) {
 // The combination of all ranks' packs: `packs`, with this one's, `mine`.
 template <typename T, int OP, int RANKS, int BYTES>
 __device__ __forceinline__ Pack<BYTES> reduced(const Pack<BYTES> (&packs)[RANKS], const Pack<BYTES>& mine, int rank) {
+  if constexpr (OP == SUM && RANKS == 2) {
+    Pack<BYTES> other = packs[0];
+    if (rank == 0) other = packs[1];
+    return Adder<T>::sum(mine, other);
+  }
   return narrow<T, BYTES>([&](int i) {
     auto of = [&](int r) {
       Pack<BYTES> pack = r == rank ? mine : packs[r];
