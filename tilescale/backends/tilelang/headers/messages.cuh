@@ -134,7 +134,7 @@ struct Group {
   // The address of message `number` of this block from `sender` on `receiver`. A workspace may have several sets of
   // slots, after each other.
   __device__ __forceinline__ char* message(int sender, int receiver, unsigned number, int slots, int set) const {
-    return memory(receiver) + place(sender, receiver, number, slots, set) * x.slot;
+    return memory(receiver) + place(sender, receiver, number, slots, set) * static_cast<u64>(static_cast<unsigned>(x.slot));
   }
   // Its flag: after the slots of all sets.
   __device__ __forceinline__ unsigned* flag(int sender, int receiver, unsigned number, int slots, int set,
@@ -147,10 +147,9 @@ struct Group {
     int device = x.first + rank * x.step + x.shift;
     return x.workspace + (device < x.devices ? device : device - x.devices) * x.stride;
   }
-  __device__ __forceinline__ i64 place(int sender, int receiver, unsigned number, int slots, int set) const {
+  __device__ __forceinline__ unsigned place(int sender, int receiver, unsigned number, int slots, int set) const {
     int row = sender > receiver ? sender - receiver - 1 : sender - receiver - 1 + RANKS;
-    return ((set * slots + static_cast<int>(number % slots)) * static_cast<i64>(RANKS - 1) + row) * x.blocks +
-           block;
+    return ((set * slots + number % slots) * (RANKS - 1) + row) * x.blocks + block;
   }
   // The number of the next message. It is never 0, the initial content of memory; odd and even ones alternate all the
   // same.

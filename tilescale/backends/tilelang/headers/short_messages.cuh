@@ -112,8 +112,8 @@ struct Short {
       body(unit, Place<Form>(unit));
     }
   }
-  // The unit that each peer has sent, for those that `wanted(rank)`; other elements of `given` are unchanged. False: a
-  // wait failed.
+  // The unit that each peer has sent, for those that `wanted(rank)`: zeros, if it does not exist. Other elements of `given`
+  // are unchanged. False: a wait failed.
   template <typename Wanted>
   __device__ __forceinline__ bool receive(int set, i64 unit, Wanted wanted, Data (&given)[RANKS]) const {
     auto sender_of = [&](int r) { return r != x.rank && wanted(r) ? r : -1; };
@@ -152,7 +152,7 @@ struct Short {
           const unsigned seen = Form::number(found[i][s]);
           if (!have && comes(i, s)) report_absent(x.report, x.site, sender_of(s), number, seen);
         }
-        if (comes(i, s)) given[i][s] = Form::data(found[i][s]);
+        if (sender_of(s) >= 0) given[i][s] = Form::data(found[i][s]);
       }
     return outcome == READY;
   }
