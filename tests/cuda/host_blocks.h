@@ -48,7 +48,7 @@ struct Statistics {
 struct Blocks {
   std::barrier<> together;
   std::vector<Statistics> parts[2];
-  std::vector<std::atomic<unsigned>> largest[2];
+  std::vector<std::atomic<unsigned>> largest[3];
   const int size, number;
   Blocks(int blocks, int threads, int number)
       : together(blocks * threads), size(blocks), number(number) {
@@ -264,9 +264,12 @@ class OfCluster {
   explicit OfCluster(Cluster own) : own_(own) {}
   void ready() const { blocks_together->together.arrive_and_wait(); }
   template <bool MOST>
-  Statistics all(Statistics mine, unsigned number) const {
-    std::vector<Statistics>& parts = blocks_together->parts[number % 2];
-    parts[own_.block * blockDim.x + threadIdx.x] = mine;
+  void give(Statistics mine, unsigned number) const {
+    blocks_together->parts[number % 2][own_.block * blockDim.x + threadIdx.x] = mine;
+  }
+  template <bool MOST>
+  Statistics take(unsigned number) const {
+    const std::vector<Statistics>& parts = blocks_together->parts[number % 2];
     blocks_together->together.arrive_and_wait();
     Statistics found = {0, 0};
     for (Statistics part : parts) found = {found.sum + part.sum, MOST ? larger(found.most, part.most) : 0};
@@ -293,7 +296,7 @@ class OfGroups {
     while (seen < bits && !largest(row, group).compare_exchange_weak(seen, bits)) {}
   }
   static std::atomic<unsigned>& largest(int row, int group) {
-    return blocks_together->largest[row % 2][blockIdx.x % blocks_together->size * GROUPS_HERE + group];
+    return blocks_together->largest[row % 3][blockIdx.x % blocks_together->size * GROUPS_HERE + group];
   }
 };
 inline void follow_grid() {}

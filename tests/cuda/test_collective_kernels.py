@@ -34,7 +34,7 @@ KIB, MIB, PROCESSORS = 1 << 10, 1 << 20, 132
 
 ORDERING = re.compile(r"\b(?:ld|st)\.(?:acquire|release|relaxed)[\w.]*|\bfence[\w.]*|\b(?:bar|barrier)\.[\w.]*")
 
-NORM = ("2", "false", "false", "tilescale::ROW")
+NORM = ("2", "false", "false", "tilescale::ROW", "false")
 KERNELS = [
     HeaderKernel("reduce", "words", combining("bfloat16", "sum"), 3, ("true",)),
     HeaderKernel("reduce", "lines", combining("bfloat16", "sum"), 3, ("true",)),

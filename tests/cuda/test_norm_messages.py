@@ -54,13 +54,21 @@ def compiled() -> Iterator[HeaderKernel]:
     for form, of_scaling in QUANTIZED.items():
         for scaling, every in of_scaling.items():
             for units, twice in itertools.product(every, ("false", "true")):
-                yield kernel(form, "bfloat16", 2, units, twice, scaling)
+                for power in (False, True):
+                    yield kernel(form, "bfloat16", 2, units, twice, scaling, power=power)
 
 
 def kernel(
-    form: str, dtype: str, ranks: int, units: int, twice: str, scaling: str | None = None, centered: bool = False
+    form: str,
+    dtype: str,
+    ranks: int,
+    units: int,
+    twice: str,
+    scaling: str | None = None,
+    centered: bool = False,
+    power: bool = False,
 ) -> HeaderKernel:
-    flags = str(units), twice, str(centered).lower(), f"tilescale::{SCALINGS[scaling]}"
+    flags = str(units), twice, str(centered).lower(), f"tilescale::{SCALINGS[scaling]}", str(power).lower()
     bounds = THREADS, exchanges.ROW_BLOCKS[ranks]
     return HeaderKernel("reduce_norm", form, normalising(dtype), ranks, flags, bounds)
 

@@ -73,16 +73,20 @@ class OfCluster {
     __syncthreads();
 #endif
   }
-  // All threads, with numbers from 1 on: the sum, and the maximum of nonnegative numbers if requested (MOST). All
-  // threads get the same bits.
+  // All threads, with numbers from 1 on: gives the sum, and the maximum of nonnegative numbers if requested (MOST).
   template <bool MOST>
-  __device__ __forceinline__ Statistics all(Statistics mine, unsigned number) const {
+  __device__ __forceinline__ void give(Statistics mine, unsigned number) const {
     const int lane = threadIdx.x % WARP_LANES, warps = blockDim.x / WARP_LANES;
-    Words* parts = parts_of(number % 2);
     mine = all_of_warp<MOST>(mine);
     if (lane < own_.blocks)
-      store(parts + own_.block * warps + threadIdx.x / WARP_LANES, lane,
+      store(parts_of(number % 2) + own_.block * warps + threadIdx.x / WARP_LANES, lane,
             numbered(__float_as_uint(mine.sum), __float_as_uint(mine.most), number));
+  }
+  // Thereafter, those of all threads, which get the same bits.
+  template <bool MOST>
+  __device__ __forceinline__ Statistics take(unsigned number) const {
+    const int lane = threadIdx.x % WARP_LANES, warps = blockDim.x / WARP_LANES;
+    const Words* parts = parts_of(number % 2);
     Statistics found = {0, 0};
     for (int i = lane; i < own_.blocks * warps; i += WARP_LANES) {
       Words part;
@@ -131,7 +135,8 @@ class OfCluster {
   const Cluster own_;
 };
 
-// The maximum of nonnegative numbers, for groups of a block, by the parity of a row.
+// The maximum of nonnegative numbers, for groups of a block. Three rows are buffered: in the iteration of a row, ahead of
+// its barrier, some warps may still read the maxima of the row before, others clear those of the row after it.
 class OfGroups {
  public:
   // All threads, before a barrier.
@@ -156,8 +161,8 @@ class OfGroups {
 
  private:
   static __device__ __forceinline__ unsigned& largest(int row, int group) {
-    __shared__ unsigned both[2][MOST_GROUPS];
-    return both[row % 2][group];
+    __shared__ unsigned rows[3][MOST_GROUPS];
+    return rows[row % 3][group];
   }
 };
 

@@ -50,7 +50,6 @@ struct Exchange {
   float* scales;
   float eps, weight_offset;
   int rows, part;  // bytes of a row per block
-  int power;       // whether scales are powers of two
   int each;        // units of a row per thread
   const char* bias;  // nullable
   i64 packed;        // words of packed scales from a group of columns to the next; 0: scales are float32

@@ -45,26 +45,36 @@ struct ThreadUnits {
   }
   // Its position in the part.
   __device__ __forceinline__ int at(int u) const { return place.at + u * Form::DATA; }
+  // The offset of the first one.
+  __device__ __forceinline__ i64 offset(i64 row) const { return row + begin + place.at; }
   // The group of a piece of it.
   __device__ __forceinline__ int group(int u, int piece) const { return (at(u) + piece * PIECE) / ELEMENT / GROUP; }
   // Whether it has data at an offset.
   __device__ __forceinline__ bool has(int u, int offset) const {
     return u < each && offset < place.room && at(u) + offset < bytes;
   }
-  __device__ __forceinline__ Data read(const char* row, int u) const {
+  // Of a row that begins at an offset of a tensor. (Addresses of all tensors have a common offset.)
+  __device__ __forceinline__ Data read(const char* tensor, i64 row, int u) const {
     Data data = {};
 #pragma unroll
     for (int i = 0; i < Form::BYTES; i += PIECE)
       if (has(u, i))
         reinterpret_cast<Pack<PIECE>*>(&data)[i / PIECE] =
-            tilescale::read<PIECE, ELEMENT, ALIGNED>(row + begin + at(u) + i, left(u, i));
+            tilescale::read<PIECE, ELEMENT, ALIGNED>(tensor + offset(row) + u * Form::DATA + i, left(u, i));
     return data;
   }
-  __device__ __forceinline__ void write(char* row, int u, Data data) const {
+  // The same without what lies beyond its data.
+  __device__ __forceinline__ Data within(int u, Data data) const {
+#pragma unroll
+    for (int i = 0; i < Form::BYTES; i += PIECE)
+      if (!has(u, i)) reinterpret_cast<Pack<PIECE>*>(&data)[i / PIECE] = {};
+    return data;
+  }
+  __device__ __forceinline__ void write(char* tensor, i64 row, int u, Data data) const {
 #pragma unroll
     for (int i = 0; i < Form::BYTES; i += PIECE)
       if (has(u, i))
-        tilescale::write<PIECE, ELEMENT, ALIGNED>(row + begin + at(u) + i, left(u, i),
+        tilescale::write<PIECE, ELEMENT, ALIGNED>(tensor + offset(row) + u * Form::DATA + i, left(u, i),
                                                   reinterpret_cast<const Pack<PIECE>*>(&data)[i / PIECE]);
   }
 
@@ -78,17 +88,20 @@ enum Scaling { NOT_QUANTIZED, TENSOR, ROW, GROUPS };
 #define TILESCALE_LARGEST 448.f  // of float8_e4m3
 #define TILESCALE_LEAST 1e-12f  // lower bound of the largest magnitude
 
-// The scale of elements, from their largest magnitude. (Divisions take longer than what else follows the sum.)
-__device__ __forceinline__ float scale_of(float most, bool power) {
+// The scale of elements, from their largest magnitude; POWER: the next power of two.
+template <bool POWER>
+__device__ __forceinline__ float scale_of(float most) {
   const float scale = (most < TILESCALE_LEAST ? TILESCALE_LEAST : most) * (1 / TILESCALE_LARGEST);
   const unsigned fraction = 0x7fffff;
-  return power && scale == scale ? __uint_as_float((__float_as_uint(scale) + fraction) & ~fraction) : scale;
+  return POWER && scale == scale ? __uint_as_float((__float_as_uint(scale) + fraction) & ~fraction) : scale;
 }
 
-// One over it: for a power of two, the one with the opposite exponent.
-__device__ __forceinline__ float inverse_scale(float most, bool power) {
-  const float scale = scale_of(most, power);
-  return power && scale == scale ? __uint_as_float(0x7f000000 - __float_as_uint(scale)) : __fdividef(1, scale);
+// The factor that replaces `scale` where elements are also divided by their own scale; `most` is the largest magnitude of the
+// elements. The inverse of a power of two has the opposite exponent. Other divisions do not wait for `scale`.
+template <bool POWER>
+__device__ __forceinline__ float over_scale(float most, float scale) {
+  if (POWER) return scale * __uint_as_float(0x7f000000 - __float_as_uint(scale_of<true>(scale * most)));
+  return fminf(__fdividef(TILESCALE_LARGEST, most), scale * (TILESCALE_LARGEST / TILESCALE_LEAST));
 }
 
 // The scales of a row's groups from `first` on, of which this block has `columns` columns: as float32, or as exponents
@@ -97,9 +110,11 @@ template <typename T, typename Scale>
 __device__ __forceinline__ void write_scales(const Exchange& x, int row, int first, int columns, Scale scale) {
   const int all = static_cast<int>(x.bytes / sizeof(T) + GROUP - 1) / GROUP, end = first + (columns + GROUP - 1) / GROUP;
   if (x.packed == 0) {
+#pragma unroll 1
     for (int g = first + threadIdx.x; g < end; g += blockDim.x) x.scales[row * all + g] = scale(g - first);
   } else {
     unsigned char* exponents = reinterpret_cast<unsigned char*>(x.scales) + 4 * row;
+#pragma unroll 1
     for (int g = first + threadIdx.x; g < (end < all ? end : (all + 3) / 4 * 4); g += blockDim.x)
       exponents[4 * x.packed * (g / 4) + g % 4] = g < end ? __float_as_uint(scale(g - first)) >> 23 : 0;
   }
@@ -124,12 +139,14 @@ __device__ __forceinline__ Pack<COUNT> float8s(Value value) {
 // In one step every rank sends each row to all. In two (TWICE) every rank sends it to one rank, another one for the
 // next row, which sends its sum to all. All ranks normalize all rows: so no more is sent than the sum alone.
 //
-// Few rows, of one unit per thread: the weights are read while the messages of the first row are in flight, and the next
-// row is sent before the sum of a row. Many rows: it is sent when the sum is there. Before that the stores would delay
-// what follows the sum, while other clusters' rows occupy the network.
+// Few rows, of one unit per thread: the next row is sent before the sum of a row. Many rows: it is sent when the sum is
+// there, while the blocks of the cluster exchange their statistics. Before that the stores would delay what follows the sum,
+// while other clusters' rows occupy the network.
 //
-// The normalized rows are quantized from their values before rounding.
-template <typename Form, typename T, int RANKS, bool ALIGNED, int UNITS, bool TWICE, bool CENTERED, int SCALING>
+// The normalized rows are quantized from their values before rounding. Their elements times the weight are kept in float32
+// until their scale is known, so that little follows the exchange of statistics.
+template <typename Form, typename T, int RANKS, bool ALIGNED, int UNITS, bool TWICE, bool CENTERED, int SCALING,
+          bool POWER>
 __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   typedef Pack<Form::BYTES> Data;
   typedef Elements<T, Form::BYTES> In;
@@ -145,15 +162,15 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   const int columns = static_cast<int>(x.bytes) / SIZE;
   const float per_column = 1.f / columns;
   const ThreadUnits<Form, SIZE, ALIGNED> part(x, own.block);
-  auto read_units = [&](const char* row, Data(&data)[UNITS]) {
+  auto read_units = [&](const char* tensor, i64 row, Data(&data)[UNITS]) {
 #pragma unroll
-    for (int u = 0; u < UNITS; ++u) data[u] = part.read(row, u);
+    for (int u = 0; u < UNITS; ++u) data[u] = part.read(tensor, row, u);
   };
   follow_grid();
   const float given_inverse = SCALING == TENSOR ? 1 / *x.scales : 0;
   Data mine[UNITS], next[UNITS], weight[UNITS];
   auto read_next = [&](int row) {
-    if (row < x.rows) read_units(x.source + row * x.bytes, next);
+    if (row < x.rows) read_units(x.source, row * x.bytes, next);
   };
   read_next(own.cluster);
   const Short<Form, RANKS> by(x, Share(0, part.units));
@@ -177,7 +194,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   };
   auto factor = [&](int u, int e) { return In::at(weight[u], e) + x.weight_offset; };
   send_next(own.cluster, 0);
-  if (FEW) read_units(x.weight, weight);
+  read_units(x.weight, 0, weight);
   of_cluster.ready();
   bool here = true;
   unsigned sums_made = 0;
@@ -185,13 +202,16 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
     const i64 at = row * x.bytes;
     const int following = row + own.clusters;
 #pragma unroll
-    for (int u = 0; u < UNITS; ++u) mine[u] = next[u];
+    for (int u = 0; u < UNITS; ++u) {
+      mine[u] = next[u];
+      if (!FEW) keep_narrow(weight[u]);
+    }
     if (FEW) {
       read_next(following);
       send_next(following, turn + 1);
     }
     Data added[UNITS] = {};
-    if (sums(row) && x.residual != nullptr) read_units(x.residual + at, added);
+    if (sums(row) && x.residual != nullptr) read_units(x.residual, at, added);
     Statistics statistics = {0, 0};
 #pragma unroll
     for (int first = 0; first < UNITS; first += AT_ONCE) {
@@ -207,55 +227,62 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
 #pragma unroll
           for (int r = 0; r < RANKS; ++r)
             parts[r] = r < x.rank ? given[i][r < RANKS - 1 ? r : 0] : given[i][r > 0 ? r - 1 : 0];
-          const Data total = reduced<T, SUM>(parts, sum, x.rank);
-          sum = narrow<T, Form::BYTES>([&](int e) { return In::at(total, e) + In::at(added[first + i], e); });
+          sum = part.within(first + i, Adder<T>::sum(reduced<T, SUM>(parts, sum, x.rank), added[first + i]));
         }
       } else {
         Data given[AT_ONCE][1];
         here = by.receive_several(1, unit_of, [&](int) { return row % RANKS; }, given) && here;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE && first + i < UNITS; ++i) mine[first + i] = given[i][0];
+        for (int i = 0; i < AT_ONCE && first + i < UNITS; ++i) mine[first + i] = part.within(first + i, given[i][0]);
       }
 #pragma unroll
       for (int u = first; u < first + AT_ONCE && u < UNITS; ++u) {
         if (TWICE && sums(row)) send_all(1, here ? message(turn, u) : -1, mine[u]);
-        if (part.unit(u) < 0) continue;
+        if (here) part.write(x.target, at, u, mine[u]);
+        if (!FEW) keep_narrow(mine[u]);
+        float sum[PIECES] = {};
 #pragma unroll
         for (int e = 0; e < In::COUNT; ++e) {
           const float y = In::at(mine[u], e);  // 0 beyond the row
-          if (e / IN_PIECE * PIECE < part.place.room) statistics.sum += CENTERED ? y : y * y;
+          sum[e / IN_PIECE] += CENTERED ? y : y * y;
         }
-        if (here) part.write(x.target + at, u, mine[u]);
-        if (!FEW) keep_narrow(mine[u]);
+        statistics.sum += PIECES == 1 ? sum[0] : sum[0] + sum[PIECES - 1];
       }
     }
-    if (!FEW) {
-      read_next(following);
-      read_units(x.weight, weight);
-      send_next(following, turn + 1);
-    }
-    // A normalized element, times the root mean square.
-    auto weighted = [&](int u, int e) { return In::at(mine[u], e) * factor(u, e); };
-    if constexpr (SCALING == ROW || SCALING == GROUPS) {
+    if (!FEW) read_next(following);
+    auto give = [&] { of_cluster.template give<SCALING == ROW>(statistics, ++sums_made); };
+    if (SCALING != ROW) give();
+    // Normalized elements, times the root mean square.
+    float weighted[UNITS][In::COUNT];
+    if constexpr (SCALING != NOT_QUANTIZED) {
 #pragma unroll
       for (int u = 0; u < UNITS; ++u) {
         float most[PIECES] = {};  // a piece is in one group
 #pragma unroll
-        for (int p = 0; p < PIECES; ++p) {
-          if (!part.has(u, p * PIECE)) continue;
-#pragma unroll
-          for (int e = 0; e < IN_PIECE; ++e) most[p] = larger_magnitude(most[p], weighted(u, p * IN_PIECE + e));
+        for (int e = 0; e < In::COUNT; ++e) {
+          weighted[u][e] = In::at(mine[u], e) * factor(u, e);
+          most[e / IN_PIECE] = larger_magnitude(most[e / IN_PIECE], weighted[u][e]);
         }
         const int group = part.group(u, 0);
         const bool same = group == part.group(u, PIECES - 1);
-        const float here = larger(most[0], SCALING == ROW || same ? most[PIECES - 1] : 0);
-        if (SCALING == ROW)
-          statistics.most = larger(statistics.most, here);
-        else
-          of_groups.add(turn, group, here, same ? 0 : most[PIECES - 1]);
+        const float first = larger(most[0], SCALING == ROW || same ? most[PIECES - 1] : 0);
+        if (SCALING == ROW) statistics.most = larger(statistics.most, first);
+        if (SCALING == GROUPS) of_groups.add(turn, group, first, same ? 0 : most[PIECES - 1]);
       }
     }
-    statistics = of_cluster.template all<SCALING == ROW>(statistics, ++sums_made);
+    if (SCALING == ROW) give();
+    if (!FEW) send_next(following, turn + 1);
+    float largest[UNITS][PIECES] = {};  // of a piece's group
+    if constexpr (SCALING == GROUPS) {
+      of_groups.clear(turn + 1);
+      __syncthreads();
+#pragma unroll
+      for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p)
+          if (part.has(u, p * PIECE)) largest[u][p] = of_groups.of(turn, part.group(u, p));
+    }
+    statistics = of_cluster.template take<SCALING == ROW>(sums_made);
     float mean = 0;
     if constexpr (CENTERED) {
       mean = statistics.sum * per_column;
@@ -269,44 +296,42 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
           if (part.has(u, e * SIZE)) statistics.sum += off * off;
         }
       }
-      if (x.bias != nullptr) read_units(x.bias, added);
-      statistics = of_cluster.template all<false>(statistics, ++sums_made);
+      if (x.bias != nullptr) read_units(x.bias, 0, added);
+      of_cluster.template give<false>(statistics, ++sums_made);
+      statistics = of_cluster.template take<false>(sums_made);
     }
     const float scale = rsqrtf(statistics.sum * per_column + x.eps);
     if (SCALING == NOT_QUANTIZED || x.normed != nullptr) {
       auto value = [&](int u, int e) {
+        if constexpr (SCALING != NOT_QUANTIZED) return weighted[u][e] * scale;
         return CENTERED ? (In::at(mine[u], e) - mean) * scale * factor(u, e) + In::at(added[u], e)
                         : In::at(mine[u], e) * scale * factor(u, e);
       };
 #pragma unroll
       for (int u = 0; u < UNITS; ++u) {
         const Data normed = narrow<T, Form::BYTES>([&](int e) { return value(u, e); });
-        if (here) part.write(x.normed + at, u, normed);
+        if (here) part.write(x.normed, at, u, normed);
       }
     }
     if constexpr (SCALING != NOT_QUANTIZED) {
-      if (SCALING == GROUPS) {
-        of_groups.clear(turn + 1);
-        __syncthreads();
-      }
-      auto largest = [&](int group) { return scale * (SCALING == ROW ? statistics.most : of_groups.of(turn, group)); };
-      if (SCALING == ROW && here && own.block == 0 && threadIdx.x == 0) x.scales[row] = scale_of(largest(0), x.power);
-      if (SCALING == GROUPS && here)
-        write_scales<T>(x, row, part.begin / SIZE / GROUP, part.bytes / SIZE,
-                        [&](int group) { return scale_of(largest(group), x.power); });
-      char* quantized = x.quantized + row * static_cast<i64>(columns);
+      const float by_row = SCALING == TENSOR ? scale * given_inverse : over_scale<POWER>(statistics.most, scale);
+      char* quantized = x.quantized + part.offset(at) / SIZE;
 #pragma unroll
       for (int u = 0; u < UNITS; ++u) {
 #pragma unroll
         for (int p = 0; p < PIECES; ++p) {
-          if (!here || !part.has(u, p * PIECE)) continue;
-          const float by = scale * (SCALING == TENSOR ? given_inverse : inverse_scale(largest(part.group(u, p)), x.power));
-          const int column = part.at(u) / SIZE + p * IN_PIECE;
-          const int left = ALIGNED ? IN_PIECE : part.bytes / SIZE - column;
-          write<IN_PIECE, 1, ALIGNED>(quantized + part.begin / SIZE + column, left,
-                                      float8s<IN_PIECE>([&](int e) { return weighted(u, p * IN_PIECE + e) * by; }));
+          const bool has = here && part.has(u, p * PIECE);
+          const float by = SCALING == GROUPS ? over_scale<POWER>(largest[u][p], scale) : by_row;
+          const auto pack = float8s<IN_PIECE>([&](int e) { return weighted[u][p * IN_PIECE + e] * by; });
+          const int left = ALIGNED ? IN_PIECE : (part.bytes - part.at(u)) / SIZE - p * IN_PIECE;
+          if (has) write<IN_PIECE, 1, ALIGNED>(quantized + u * (Form::DATA / SIZE) + p * IN_PIECE, left, pack);
         }
       }
+      auto scale_of_group = [&](int group) { return scale_of<POWER>(scale * of_groups.of(turn, group)); };
+      if (SCALING == ROW && here && own.block == 0 && threadIdx.x == 0)
+        x.scales[row] = scale_of<POWER>(scale * statistics.most);
+      if (SCALING == GROUPS && here)
+        write_scales<T>(x, row, part.begin / SIZE / GROUP, part.bytes / SIZE, scale_of_group);
     }
   }
   by.end();

@@ -150,7 +150,7 @@ class ExchangeArgument(ctypes.Structure):
         ("behind", ctypes.c_int64),
         *((name, ctypes.c_uint64) for name in ("residual", "weight", "normed", "quantized", "scales")),
         *((name, ctypes.c_float) for name in ("eps", "weight_offset")),
-        *((name, ctypes.c_int32) for name in ("rows", "part", "power", "each")),
+        *((name, ctypes.c_int32) for name in ("rows", "part", "each")),
         ("bias", ctypes.c_uint64),
         ("packed", ctypes.c_int64),
     ]

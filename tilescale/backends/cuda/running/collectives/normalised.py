@@ -114,8 +114,9 @@ class _Shape:
 
     def _kernel(self, form: str, each: int) -> HeaderKernel:
         """The kernel for a form of messages, whose threads have up to `each` units of a row."""
-        centered = str(self.norm.centered).lower()
-        flags = str(each), str(self.steps == 2).lower(), centered, f"tilescale::{SCALINGS[self.norm.scaling]}"
+        norm, flag = self.norm, lambda truth: str(bool(truth)).lower()
+        how = flag(norm.centered), f"tilescale::{SCALINGS[norm.scaling]}", flag(norm.power)
+        flags = str(each), flag(self.steps == 2), *how
         bounds = self.room.threads, self.room.per_sm
         return HeaderKernel("reduce_norm", form, normalising(self._dtype), self.team.size, flags, bounds)
 
@@ -148,7 +149,7 @@ class _Rows:
             setattr(exchange, name, place)
         exchange.bytes, exchange.rows, exchange.part, exchange.each = of.row, rows, part, each
         exchange.eps, exchange.weight_offset = of.norm.eps, of.norm.offset
-        exchange.power, scales = of.norm.power, tensors["scales"]
+        scales = tensors["scales"]
         if of.norm.packed and scales is not None:
             check_packed(scales.numel(), rows, of.columns)
             exchange.packed = packed_rows(rows)
