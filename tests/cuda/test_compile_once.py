@@ -164,6 +164,17 @@ def test_ranks_of_a_node_share_out_kernels(
     assert [[functions.index(job.func) for job in each] for each in found] == shares
 
 
+def test_kernels_that_were_compiled_ahead_are_loaded_in_one_agreement(monkeypatch: pytest.MonkeyPatch):
+    own, agreed = object.__new__(execute.DeviceProgram), []
+    own.options, own._loaded = {}, []
+    own._ahead = [stock.KernelCompilation(grid.kernel.func, REWRITES) for grid in two_grids().lowered.grids]
+    monkeypatch.setattr(own, "on_all", lambda make: [agreed.append(1), make()][1], raising=False)
+    monkeypatch.setattr(own, "_compiled", lambda made: made.func, raising=False)
+    for made in (*own._ahead, *own._ahead):
+        assert own.compile(made.func) is made.func
+    assert len(own._ahead) > 1 and len(agreed) == 1
+
+
 def test_equal_kernels_are_compiled_once_and_long_ones_first(monkeypatch: pytest.MonkeyPatch):
     found: list[Any] = []
     monkeypatch.setattr(stock.KernelCompilation, "is_done", False)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Effects of each operation: reads, writes, signals, waits, and completion."""
 
+from dataclasses import replace
+
 import pytest
 
 import tilescale.language as T
 from tests.program.support import effects_at, taken_apart, text
 from tilescale.passes.mod_analysis import written_by_peers, written_parameters
-from tilescale.program.effects import Completion
+from tilescale.program.effects import Completion, ProgramNames
 from tilescale.program.model import Program
 
 
@@ -142,3 +144,15 @@ def test_statements_of_a_device_phase():
 def test_which_tensors_a_program_and_its_peers_write(block: Program):
     assert written_parameters(block) == {0, 1}
     assert written_by_peers(block) == {"X", "F"}
+
+
+def test_effects_of_a_models_programs_are_found_once(block: Program, monkeypatch: pytest.MonkeyPatch):
+    """Each part of a build asks for those of one program after the other."""
+    programs, asked, effects = [replace(block) for _ in range(16)], [], ProgramNames._effects_of
+    monkeypatch.setattr(ProgramNames, "_effects_of", lambda *given: [asked.append(1), effects(*given)][1])
+    counts = []
+    for _ in range(2):
+        for program in programs:
+            assert written_parameters(program) == {0, 1} and written_by_peers(program) == {"X", "F"}
+        counts.append(len(asked))
+    assert 0 < counts[0] == counts[1]

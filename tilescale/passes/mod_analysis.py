@@ -4,12 +4,33 @@ Also the tensors that peers write, and the flags that they do not."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import TypeVar
+
 from tilelang_core import ir
-from tilescale.program.effects import names_of, statements
+from tilescale.program.effects import KEPT, ProgramNames, names_of, statements
 from tilescale.program.model import Program
 from tilescale.program.operations import Signal, Wait, operation
 
+Found = TypeVar("Found")
 
+
+def _once(find: Callable[[Program], Found]) -> Callable[[Program], Found]:
+    """Keep the result for each of the last programs: several parts of a build ask for it."""
+
+    @lru_cache(KEPT)
+    def kept(names: ProgramNames) -> Found:
+        return find(names.program)
+
+    @wraps(find)
+    def of(program: Program) -> Found:
+        return kept(names_of(program))
+
+    return of
+
+
+@_once
 def written_parameters(program: Program) -> frozenset[int]:
     """Positions of the parameters that are written, or whose elements are handed to an operation by address."""
     names = names_of(program)
@@ -17,6 +38,7 @@ def written_parameters(program: Program) -> frozenset[int]:
     return frozenset(i for i, p in enumerate(program.parameters) if p.buffer is not None and p.buffer.data in written)
 
 
+@_once
 def written_by_peers(program: Program) -> frozenset[str]:
     """Names of the tensors and tiles that other units write, flags included."""
     names = names_of(program)

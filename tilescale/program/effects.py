@@ -336,7 +336,10 @@ class ProgramNames:
         return union([read, Effects(tuple(tiles), synchronizes=(together,))])
 
 
-_recent: LruCache[int, ProgramNames] = LruCache(8)
+KEPT = 64
+"""Programs whose effects are kept, those used last: the kernels of a model are built in several passes over them."""
+
+_recent: LruCache[int, ProgramNames] = LruCache(KEPT)
 
 
 def names_of(program: Program) -> ProgramNames:

@@ -66,9 +66,7 @@ class DeviceProgram:
     """
 
     def __init__(self, lowered: LoweredProgram, options: dict[str, Any]):
-        """Collective; compiles nothing. A program lowered for other devices, or another address range, is lowered
-        again.
-        """
+        """Collective; compiles nothing. A program lowered for other devices or addresses is lowered again."""
         self.program, machine = lowered.program, lowered.target.machine
         self.options = compiler_options(options)
         self.world: World = init()
@@ -81,17 +79,13 @@ class DeviceProgram:
             self.world = self.team = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
         self._group = HeapGroup(self.team)
         agree(self._group, facts(self.program, machine, self.options), self.program.func.script)
-        if "target" not in self.options:
-            self.on_all(lambda: check_gpu(machine, self.device))
         self.sizes = sizes_of(self.program, self.team)
         stride, mapped = (STRIDE, 1) if self.is_alone else (self.peer_group.stride, self.peer_group.size)
         by_nccl = not settings().share_gpus and nccl.joins(self.team, self.world)
         by_nvshmem = not self.is_alone and self.heap.provider == nvshmem_link.IMPL
         target = LoweringTarget(machine, self.sizes, stride, headers.__name__, by_nccl, by_nvshmem)
         self.target = target.with_mapped(mapped)
-        if not self.is_alone:
-            at = self.program.launches[0].where
-            self.on_all(lambda: self.peer_group.check(self.team, self.target, at))
+        self.on_all(self._check_machine)
         self.sites: list[WaitSite] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self._order = stream_order(self.device)
@@ -110,6 +104,14 @@ class DeviceProgram:
         self._queue_transport: transports.Transport | None = None
         self._is_loaded = False  # once a call was made
         self._ahead: list[Compilation] | None = None  # its kernels, once they are asked for
+        self._loaded: list[Any] = []  # their results, once one is used
+
+    def _check_machine(self) -> None:
+        """Raise the errors of a GPU, or of devices that share memory, other than the machine's."""
+        if "target" not in self.options:
+            check_gpu(self.target.machine, self.device)
+        if not self.is_alone:
+            self.peer_group.check(self.team, self.target, self.program.launches[0].where)
 
     def build(self) -> DeviceProgram:
         """Collective: compile the kernels; returns the program."""
@@ -214,24 +216,28 @@ class DeviceProgram:
 
     def compile(self, func: ir.PrimFunc, check: KernelCheck | None = None) -> Any:
         """The kernel, checked and compiled. Collective."""
-        made = stock.KernelCompilation(func, REWRITES, check, self.options)
-        return self._on_node(made, partial(self._compiled, made))
+        return self._on_node(stock.KernelCompilation(func, REWRITES, check, self.options))
 
-    def _compiled(self, made: stock.KernelCompilation) -> Any:
-        """The kernel. Raises ShapeError, UnsupportedError: stock TileLang cannot compile it."""
+    def device_code(self, text: str) -> bytes:
+        """CUDA text compiled for the device. Collective."""
+        return self._on_node(stock.TextCompilation(text, self._code_target))
+
+    def _compiled(self, made: Any) -> Any:
+        """The kernel, or the code. Raises ShapeError, UnsupportedError: stock TileLang cannot compile it."""
+        if isinstance(made, stock.TextCompilation):
+            return made.run()
         generate = partial(stock.generate, target=self._code_target, pass_configs=self.options.get("pass_configs"))
         with explained(made.func, generate, self.program.launches[0].where):
             return made.run()
 
-    def device_code(self, text: str) -> bytes:
-        """CUDA text compiled for the device. Collective."""
-        return self._on_node(made := stock.TextCompilation(text, self._code_target), made.run)
-
-    def _on_node(self, compilation: Compilation, run: Callable[[], Any]) -> Any:
-        """The result of a compilation. One rank of a node is the first to run it, unless it was compiled ahead."""
-        if compilation in (self._ahead or ()):
-            return self.on_all(run)
-        return once_per_node(self._group, self._is_first_of_node, run)
+    def _on_node(self, made: Compilation) -> Any:
+        """The result of a compilation: one rank of a node runs it first. Those compiled ahead are loaded together."""
+        ahead = self._ahead or []
+        if made not in ahead:
+            return once_per_node(self._group, self._number_in_node[0] == 0, partial(self._compiled, made))
+        if not self._loaded:  # all of them, as each agreement of the ranks takes milliseconds
+            self._loaded = self.on_all(lambda: list(map(self._compiled, ahead)))
+        return self._loaded[ahead.index(made)]
 
     def compilations(self) -> list[Compilation]:
         """The kernels, as far as they are known before the build, which leaves them to the caller."""
@@ -249,10 +255,6 @@ class DeviceProgram:
         """This rank's number among the program's ranks on its node, and their number."""
         here = [rank for rank in self.team.ranks if self.world.node_of[rank] == self.world.node]
         return here.index(self.team.ranks[self.team.rank]), len(here)
-
-    @property
-    def _is_first_of_node(self) -> bool:
-        return self._number_in_node[0] == 0
 
     @property
     def _code_target(self) -> Any:
