@@ -322,6 +322,17 @@ def test_nobody_waits_for_a_rank_that_was_interrupted(run_ranks, monkeypatch) ->
     assert run_ranks(3, work, timeout_s=60.0) == [[0, 1, 2]] * 3
 
 
+def test_small_objects_travel_with_the_call(run_ranks) -> None:
+    def work(team: Team):
+        sent, transport = [], team._session.transport
+        put, transport.put = transport.put, lambda name, parts: [sent.append(name), put(name, parts)]
+        gathered = [team.all_gather(team.rank), [len(x) for x in team.all_gather(bytes(4096 * team.rank))]]
+        return gathered, len(sent)
+
+    gathered = [[0, 1, 2], [0, 4096, 8192]]
+    assert run_ranks(3, work) == [(gathered, 0), (gathered, 1), (gathered, 1)]
+
+
 def test_a_rank_that_left_a_call_undone_is_a_call_ahead(run_ranks) -> None:
     """Its time was up earlier, and the script went on: both make the same call, one of them the next one."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from tilescale.errors import Location
@@ -20,12 +20,14 @@ class CollectiveCall:
 
     Attributes:
         refusal: the error that the rank raised instead of taking part, as text; empty for a rank that takes part.
+        brief: the object that the rank gives, encoded, if it is small; then no message follows.
     """
 
     op: str
     root: int | None
     where: Location
     refusal: str = ""
+    brief: str = field(default="", repr=False)
 
     @classmethod
     def here(cls, op: str, root: int | None = None) -> CollectiveCall:
@@ -38,12 +40,12 @@ class CollectiveCall:
     @classmethod
     def from_json(cls, text: bytes | memoryview) -> CollectiveCall:
         """The call that another rank described by `to_json`."""
-        op, root, file, line, refusal = json.loads(bytes(text))
-        return cls(op, root, Location(file, line), refusal)
+        op, root, file, line, refusal, brief = json.loads(bytes(text))
+        return cls(op, root, Location(file, line), refusal, brief)
 
     def to_json(self) -> bytes:
         """The call for other ranks."""
-        return json.dumps([self.op, self.root, self.where.file, self.where.line, self.refusal]).encode()
+        return json.dumps([self.op, self.root, self.where.file, self.where.line, self.refusal, self.brief]).encode()
 
     def refused(self, error: str) -> CollectiveCall:
         """The call of a rank that raises `error` instead of taking part."""

@@ -70,8 +70,9 @@ class Session:
         """The session of the group that this rank is in now."""
         return self if self.successor is None else self.successor.latest
 
-    def rendezvous(self, ranks: tuple[int, ...], call: CollectiveCall) -> str:
-        """Wait until all `ranks` have made their next call, and check that it is the same; returns a key for its data.
+    def rendezvous(self, ranks: tuple[int, ...], call: CollectiveCall) -> tuple[str, dict[int, CollectiveCall]]:
+        """Wait until all `ranks` have made their next call, and check that it is the same; returns a key for its data,
+        and the call of each rank.
 
         Raises RankMismatchError if they call different collectives, RankFailedError if one does not come, UsageError
         while another thread of this rank is in a call.
@@ -79,7 +80,7 @@ class Session:
         with self.one_call:
             return self._rendezvous(ranks, call)
 
-    def _rendezvous(self, ranks: tuple[int, ...], call: CollectiveCall) -> str:
+    def _rendezvous(self, ranks: tuple[int, ...], call: CollectiveCall) -> tuple[str, dict[int, CollectiveCall]]:
         if self.has_left:
             raise UsageError(
                 f"rank {self.rank} calls {call} after it has left the job: its script has ended",
@@ -106,7 +107,7 @@ class Session:
         different = [rank for rank in ranks if not call.agrees_with(calls[rank])]
         if different:
             raise _mismatch({self.rank: call, different[0]: calls[different[0]]})
-        return key
+        return key, calls
 
     def refuse(self, ranks: tuple[int, ...], call: CollectiveCall) -> None:
         """Notify the other `ranks` that this one makes no such call, as `call.refusal` says: theirs raises that.

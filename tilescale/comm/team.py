@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilescale.comm.call import CollectiveCall
 from tilescale.comm.refusal import tells
 from tilescale.comm.session import Session
-from tilescale.comm.wire import encode
+from tilescale.comm.wire import decode, encode
 from tilescale.errors import UsageError, picklable
 
 
@@ -20,6 +21,9 @@ def _itself(team: Team, *_: Any, **__: Any) -> Team:
 
 
 RootFunction = Callable[[list[Any]], Sequence[Any]]
+
+_BRIEF = 1024
+"""Bytes of an object up to which a rank's call has it: a message takes as long as the call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +155,18 @@ class Team:
     def _all_gather(self, call: CollectiveCall, obj: Any) -> list[Any]:
         if self.size == 1:
             return [obj]
-        parts = encode(obj)
-        key, readers = self._rendezvous(call), self.size - 1
-        self._open.transport.put(f"{key}/{self.rank}", parts)
-        return [
-            obj if rank == self.rank else self._open.receive(f"{key}/{rank}", world_rank, call, self.ranks, readers)
-            for rank, world_rank in enumerate(self.ranks)
-        ]
+        parts, readers = encode(obj), self.size - 1
+        brief = b64encode(parts[0]).decode() if len(parts) == 1 and parts[0].nbytes <= _BRIEF else ""
+        key, calls = self._open.rendezvous(self.ranks, replace(call, brief=brief))
+        if not brief:
+            self._open.transport.put(f"{key}/{self.rank}", parts)
+
+        def given(rank: int, world_rank: int) -> Any:
+            if text := calls[world_rank].brief:
+                return decode([bytearray(b64decode(text))])
+            return self._open.receive(f"{key}/{rank}", world_rank, call, self.ranks, readers)
+
+        return [obj if rank == self.rank else given(rank, number) for rank, number in enumerate(self.ranks)]
 
     def _encode_for_others(self, objects: Sequence[Any]) -> list[list[memoryview]]:
         return [[] if rank == self.rank else encode(obj) for rank, obj in enumerate(objects)]
@@ -177,7 +186,7 @@ class Team:
         return nullcontext() if self._session is None else self._session.one_call
 
     def _rendezvous(self, call: CollectiveCall) -> str:
-        return "" if self.size == 1 else self._open.rendezvous(self.ranks, call)
+        return "" if self.size == 1 else self._open.rendezvous(self.ranks, call)[0]
 
     @property
     def _open(self) -> Session:
