@@ -8,9 +8,10 @@ program blocks. Each device sets one word of its host's memory, which the host r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 
 import torch
 
@@ -72,8 +73,27 @@ def decode(words: Sequence[int]) -> list[WaitReport]:
     return reports
 
 
+_WORDS = 512
+"""Words in a page."""
+
 _kept: list[torch.Tensor] = []
-"""Words that devices may still write after their owner is gone, because calls are queued."""
+"""Pages of words that devices may still write after their owner is gone, because calls are queued."""
+
+
+def _pinned_words() -> Iterator[torch.Tensor]:
+    """Words that devices write, each zero. The driver takes as long to pin one as to pin a page."""
+    while True:
+        _kept.append(torch.zeros(_WORDS, dtype=torch.int64, pin_memory=True))
+        yield from _kept[-1].split(1)
+
+
+_unused = _pinned_words()
+
+
+@cache
+def _stop_word() -> torch.Tensor:
+    """The word that stops waits, for copies to devices."""
+    return torch.full((1,), STOPPED_BY_HOST, dtype=torch.int64, pin_memory=True)
 
 
 class WaitRecords:
@@ -90,10 +110,8 @@ class WaitRecords:
         self._heap = heap
         self._words = heap.zeros(HEAD + ROW * ranks, torch.int64)
         self.device = self._words[:HEAD]
-        self._host = torch.zeros(1, dtype=torch.int64, pin_memory=True)
-        self._stop = torch.full((1,), STOPPED_BY_HOST, dtype=torch.int64, pin_memory=True)
+        self._host, self._stop = next(_unused), _stop_word()
         self._stopped = self._host.numpy().data  # read in less time than the array
-        _kept.append(self._host)
         self._stream = past_waits(heap.device)
         self._head = [0, self._host.data_ptr(), heap.addresses.slot(rank), heap.addresses.stride // 8, ranks, rank]
         self.moments = torch.zeros(2 * moments, dtype=torch.int64, device=heap.device if moments else "cpu")
