@@ -128,9 +128,9 @@ def main(devices: int, size: int, seed: int) -> None:
     y = torch.full((devices, devices, size, size), torch.nan)
     common.run(by_offsets(devices, local, size, size, size), list(zip(x[:, 0, 0], begins, up, y, strict=True)))
     owner = torch.searchsorted(begins[:, 0, 1:].contiguous(), torch.arange(size).repeat(devices, 1), right=True)
-    a, b = x[None, :, 0, 0].double(), up.double()[:, owner]  # each row, and the weights of its expert
-    want = torch.einsum("dstk,dstkn->dstn", a.expand(devices, -1, -1, -1), b)
-    magnitudes = torch.einsum("dstk,dstkn->dstn", a.abs().expand(devices, -1, -1, -1), b.abs())
+    rows, weights, own = x[None, :, 0, :1].double(), up.double()[:, None], owner[None, :, None, :, None]
+    products = (rows @ weights, rows.abs() @ weights.abs())  # of each row with all experts of a device
+    want, magnitudes = (each.take_along_dim(own, 2)[:, :, 0] for each in products)
     common.compare("by_offsets", list(y), list(want), list(common.rounding(size, magnitudes)))
 
 
