@@ -28,6 +28,7 @@ from tilescale.passes.mod_analysis import written_parameters
 from tilescale.passes.overlap.schedule import Schedule
 from tilescale.passes.structure import name_of, structure
 from tilescale.program.arguments import check_device, check_present, check_writable, count_writes, readable, scalar
+from tilescale.program.builder import ProgramBuilder
 from tilescale.program.pointers import follows_addresses
 from tilescale.program.preformatted import preformatted
 from tilescale.program.source import source_of
@@ -59,7 +60,8 @@ class Kernel(BoundProgram):
         """Bind a program, as `BoundProgram`."""
         super().__init__(*bound)
         self.report: Any = None
-        self._has_warned = False  # of tensors that GPUs need in symmetric memory
+        # Of tensors that GPUs need in symmetric memory; operators, which have builders, allocate theirs.
+        self._has_warned = isinstance(self._traced, ProgramBuilder)
         self._call: Callable[..., Any] = self._first_call  # then the function that the first call chooses
 
     def __repr__(self) -> str:

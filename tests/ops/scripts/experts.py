@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -241,6 +242,7 @@ def check_errors_are_everyones():
 
 if __name__ == "__main__":
     torch.manual_seed(RANK)
+    warnings.filterwarnings("error", message=".*not a symmetric tensor")
     for name, function in list(globals().items()):
         if name.startswith("check_"):
             function()
