@@ -11,7 +11,7 @@ from tilescale.ops.grouped_float8 import scaled_gated_grid
 from tilescale.ops.moe_tables import ALIGN
 
 
-def gated_program(size: int, N: int, K: int, dtype: str, keeps: bool) -> Any:
+def gated_program(size: int, N: int, K: int, dtype: str, keeps: bool, blocks: int) -> Any:
     """`gated_grid` of N columns."""
     room, experts = T.dynamic("room"), T.dynamic("experts")
 
@@ -23,7 +23,7 @@ def gated_program(size: int, N: int, K: int, dtype: str, keeps: bool) -> Any:
         H: T.Tensor((room, 2 * N) if keeps else (1, 1), dtype),
         C: T.Tensor((room, N), dtype),
     ):
-        gated_grid(A, B, owners, H, C, size, columns_of(N), keeps)
+        gated_grid(A, B, owners, H, C, size, columns_of(N), keeps, blocks)
 
     return gated_experts
 

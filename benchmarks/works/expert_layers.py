@@ -26,6 +26,7 @@ from tilescale.ops.group import team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.moe_tables import ALIGN
+from tilescale.ops.products import at_once
 from tilescale.tuning.race import Contender, Heat, Runner
 
 FEATURES, INNER, EXPERTS, CHOICES = 2048, 768, 64, 8
@@ -107,9 +108,9 @@ def mixed(
         given, active, y = (rows.new_empty(max(room, ALIGN), n) for n in (FEATURES, INNER, FEATURES))
         given[place] = rows
         team, dtype = team_of(""), dtype_of(x)
-        made = kernel(expert_grids.gated_program, team, INNER, FEATURES, dtype, False)
+        made = kernel(expert_grids.gated_program, team, INNER, FEATURES, dtype, False, at_once())
         made(given, gate_up, owners, rows.new_empty(1, 1), active)
-        kernel(grouped_gemm.program, team, FEATURES, INNER, dtype, True)(active, down, owners, y)
+        kernel(grouped_gemm.program, team, FEATURES, INNER, dtype, True, at_once())(active, down, owners, y)
         return y[place]
 
     return _exchanged(x, chosen, weights, experts)

@@ -32,7 +32,7 @@ def test_gated_experts_and_their_gradients(counts: list[int], inner: int, featur
     hidden = empty[0] if keeps else torch.zeros(1, 1).bfloat16()
     given = [x, gate_up, owners, hidden, empty[1]]
     per_device = [[t.clone() for t in given] for _ in range(2)]
-    tilescale.emulate(works.gated_program(2, inner, features, "bfloat16", keeps), per_device)
+    tilescale.emulate(works.gated_program(2, inner, features, "bfloat16", keeps, blocks=3), per_device)
 
     expert = owners.repeat_interleave(128)[is_row].long()
     pre = torch.einsum("rk,rnk->rn", x[is_row].float(), gate_up[expert].float())
@@ -89,7 +89,7 @@ def test_a_layer_and_its_gradients(narrow: bool):
     y = [rows(most, features) for _ in ranks]
     counted = [torch.empty(moe_tables.form_of_counts(size, local, most, choices)[0], dtype=torch.int32) for _ in ranks]
     program = expert_programs.layer_program(
-        size, local, choices, features, inner, "bfloat16", "int64", narrow, keeps=True
+        size, local, choices, features, inner, "bfloat16", "int64", narrow, keeps=True, blocks=3
     )
     tilescale.emulate(
         program,
@@ -115,7 +115,7 @@ def test_a_layer_and_its_gradients(narrow: bool):
         of_rows = torch.full((inner // expert_programs.columns_of(inner), room), torch.nan)
         per_device.append([*kept, sent[r][1], *inboxes(), *own, of_rows, *results[r], groups])
     tilescale.emulate(
-        expert_programs.layer_gradient_program(size, local, choices, features, inner, "bfloat16"), per_device
+        expert_programs.layer_gradient_program(size, local, choices, features, inner, "bfloat16", 3), per_device
     )
     for got, wanted in zip(zip(*results, strict=True), torch.autograd.grad(want, leaves, grad.float()), strict=True):
         near(torch.stack(got), wanted)

@@ -247,7 +247,7 @@ def test_grouped_products(counts: list[int], n: int, k: int, transposed: bool, d
     name = str(dtype).removeprefix("torch.")
     y, dbt = torch.full((room, n), torch.nan, dtype=dtype), torch.full((len(counts), n, k), torch.nan, dtype=dtype)
     lying = b.mT.contiguous() if transposed else b
-    tilescale.emulate(grouped_gemm.program(0, n, k, name, transposed), [x, lying, owners, y])
+    tilescale.emulate(grouped_gemm.program(0, n, k, name, transposed, 3), [x, lying, owners, y])
     outer = grouped_gemm.outer_program(0, len(counts), n, k, name)
     tilescale.emulate(outer, [dy, x, torch.tensor(counts, dtype=torch.int32), dbt])
     for e, part in enumerate(rows):

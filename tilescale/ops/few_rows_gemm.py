@@ -10,7 +10,7 @@ which take as long to load, and of which most have no token.
 import tilescale.language as T
 from tilescale.ops.float8_wire import GROUP, quantize
 from tilescale.ops.persistent import turns_of
-from tilescale.ops.products import DEPTH, launch
+from tilescale.ops.products import DEPTH, launch, swiglu
 from tilescale.program.wire import WIRE, last_of
 
 ROWS, WIDE = 32, 128
@@ -84,8 +84,7 @@ def few_gated_grid(A, of_A, B, of_B, owners, C, of_C, size, blocks):
                     multiply_scaled(A, of_A, tile, B, of_B, expert, column * WIDE, N + column * WIDE, c, c_up)
                 else:
                     multiply(A, tile, B, expert, column * WIDE, N + column * WIDE, c, c_up)
-                for i, j in T.Parallel(WIDE, ROWS):
-                    c[i, j] = c[i, j] / (1 + T.exp(-c[i, j])) * c_up[i, j]
+                swiglu(c, c_up)
                 if C.dtype == WIRE:
                     turned = T.alloc((ROWS, WIDE), "float32", level="l1")
                     x, sizes = (T.alloc((ROWS, WIDE), kind, level="l0") for kind in ("float32", "int32"))

@@ -20,7 +20,7 @@ from tilescale.ops.float8_wire import GROUP, quantize
 from tilescale.ops.kernels import local_kernel
 from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.operator import operator
-from tilescale.ops.products import launch
+from tilescale.ops.products import launch, swiglu
 from tilescale.ops.row_exchange import UNIT_BYTES
 from tilescale.program.wire import WIRE, last_of
 
@@ -163,8 +163,7 @@ def scaled_gated_grid(A, of_A, B, of_B, owners, H, C, of_C, size, keeps):
                 T.copy(kept, H[tile * ALIGN, column * GROUP])
                 T.copy(c_up, kept)
                 T.copy(kept, H[tile * ALIGN, (squares + column) * GROUP])
-            for i, j in T.Parallel(ALIGN, GROUP):
-                c[i, j] = c[i, j] / (1 + T.exp(-c[i, j])) * c_up[i, j]
+            swiglu(c, c_up)
             quantize(c, sizes, top, scale, inverse, end, q, last_of("float32"))
             T.copy(q, out)
             T.copy(out, C[tile * ALIGN, column * GROUP])

@@ -18,7 +18,8 @@ from tilescale.ops.layout import dtype_of
 from tilescale.ops.moe_route import Routing, check_routing
 from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.operator import operator
-from tilescale.ops.products import DEPTH, launch
+from tilescale.ops.persistent import turns_of
+from tilescale.ops.products import DEPTH, at_once, launch
 
 COLUMNS = 256
 """Columns of a block's tile; half as many where they do not divide N."""
@@ -77,7 +78,7 @@ def _check_shapes(x: torch.Tensor, b: torch.Tensor, routing: Routing) -> None:
 def _operator(x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
     is_transposed = b.mT.is_contiguous() and not b.is_contiguous()
     result = x.new_empty(x.shape[0], b.shape[2])
-    made = local_kernel(program, 0, b.shape[2], b.shape[1], dtype_of(x), is_transposed)
+    made = local_kernel(program, 0, b.shape[2], b.shape[1], dtype_of(x), is_transposed, at_once())
     made(dense(x), dense(b.mT if is_transposed else b), owners, result)
     return result
 
@@ -113,25 +114,30 @@ _operator.register_autograd(_backward, saves="x b counts owners")
 
 
 @T.macro
-def product_grid(A, B, owners, C, size, wide, transposed):
-    """C[m] = A[m] B[owner of m], tile by tile; tiles without a token are skipped. `size`: see `launch`."""
-    dtype, K = A.dtype, int(A.shape[1])
-    with launch(size, T.ceildiv(int(C.shape[1]), wide), owners.shape[0]) as (column, tile):
+def product_grid(A, B, owners, C, size, wide, transposed, blocks):
+    """C[m] = A[m] B[owner of m], tile by tile; tiles without a token are skipped. `size`: see `launch`.
+
+    A persistent grid: a block loads its next tile while it stores this one.
+    """
+    dtype, K, columns = A.dtype, int(A.shape[1]), -(-int(C.shape[1]) // wide)
+    with launch(size, blocks) as block:
         a = T.alloc((ALIGN, DEPTH), dtype, level="l1")
         b = T.alloc((wide, DEPTH) if transposed else (DEPTH, wide), dtype, level="l1")
         c = T.alloc((ALIGN, wide), "float32", level="l0")
         out = T.alloc((ALIGN, wide), dtype, level="l1")
-        if owners[tile] >= 0:
-            T.clear(c)
-            for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=STAGES):
-                T.copy(A[tile * ALIGN, k * DEPTH], a)
-                if transposed:
-                    T.copy(B[owners[tile], column * wide, k * DEPTH], b)
-                else:
-                    T.copy(B[owners[tile], k * DEPTH, column * wide], b)
-                T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
-            T.copy(c, out)
-            T.copy(out, C[tile * ALIGN, column * wide])
+        for turn in T.serial(turns_of(block, blocks, columns * owners.shape[0])):
+            tile, column = (block + turn * blocks) // columns, (block + turn * blocks) % columns
+            if owners[tile] >= 0:
+                T.clear(c)
+                for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=STAGES):
+                    T.copy(A[tile * ALIGN, k * DEPTH], a)
+                    if transposed:
+                        T.copy(B[owners[tile], column * wide, k * DEPTH], b)
+                    else:
+                        T.copy(B[owners[tile], k * DEPTH, column * wide], b)
+                    T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+                T.copy(c, out)
+                T.copy(out, C[tile * ALIGN, column * wide])
 
 
 def columns_of(N: int) -> int:
@@ -139,7 +145,7 @@ def columns_of(N: int) -> int:
     return COLUMNS if N % COLUMNS == 0 else COLUMNS // 2
 
 
-def program(size: int, N: int, K: int, dtype: str, transposed: bool) -> Any:
+def program(size: int, N: int, K: int, dtype: str, transposed: bool, blocks: int) -> Any:
     """`product_grid` of N columns."""
     room, experts = T.dynamic("room"), T.dynamic("experts")
 
@@ -150,7 +156,7 @@ def program(size: int, N: int, K: int, dtype: str, transposed: bool) -> Any:
         owners: T.Tensor((room // ALIGN,), "int32"),
         C: T.Tensor((room, N), dtype),
     ):
-        product_grid(A, B, owners, C, size, columns_of(N), transposed)
+        product_grid(A, B, owners, C, size, columns_of(N), transposed, blocks)
 
     return grouped_matmul
 

@@ -16,6 +16,7 @@ from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of, more_rows, new_tensors
 from tilescale.ops.moe_tables import arriving_choices
 from tilescale.ops.operator import operator
+from tilescale.ops.products import at_once
 from tilescale.ops.row_exchange import UNIT_BYTES, sharers
 from tilescale.ops.workspace import workspace_of
 
@@ -50,7 +51,7 @@ def gradients(
     )
     of_x, of_choices = rows.new_empty(most, features), of_weights.new_empty(most, choices)
     of_gate_up, of_down = (rows.new_empty(w.shape if learns else (1, 1, 1)) for w in (gate_up, down))
-    shape = experts, choices, features, inner, dtype_of(rows), learns
+    shape = experts, choices, features, inner, dtype_of(rows), at_once(), learns
     kernel(expert_programs.layer_gradient_program, team, *shape)(
         *(more_rows(dense(grad), most), dense(gate_up), dense(down), rows, hidden, of_weights, counts),
         *(owners, order, sent, received, places, before),

@@ -44,6 +44,7 @@ from tilescale.ops.moe_tables import (
 )
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
+from tilescale.ops.products import at_once
 from tilescale.ops.row_exchange import UNIT_BYTES, sharers
 from tilescale.ops.workspace import workspace_of
 
@@ -263,7 +264,7 @@ def _layer(
     )
     is_narrow = most * choices <= experts * NARROW_ROWS
     shape = experts, choices, features, inner, dtype_of(x), dtype_of(numbers)
-    choice = lambda narrow: (expert_programs.layer_program, team, *shape, narrow, keeps)  # noqa: E731
+    choice = lambda narrow: (expert_programs.layer_program, team, *shape, narrow, keeps, at_once())  # noqa: E731
     one_of(choice, is_narrow, (False, True))(
         *(more_rows(dense(x), most), numbers, shares, dense(gate_up), dense(down)),
         *(in_chosen, in_shares.view(torch.float32), *(words.view(x.dtype) for words in inboxes), counted, *tables),

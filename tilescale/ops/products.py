@@ -373,3 +373,16 @@ def activate(c, name):
         else:
             inner = 0.7978845608028654 * (c[i, j] + 0.044715 * c[i, j] * c[i, j] * c[i, j])  # sqrt(2 / pi)
             c[i, j] = 0.5 * c[i, j] * (1 + T.tanh(inner))
+
+
+@T.macro
+def swiglu(c, up):
+    """c = silu(c) * up."""
+    for i, j in T.Parallel(c.shape[0], c.shape[1]):
+        c[i, j] *= sigmoid(c[i, j]) * up[i, j]
+
+
+def sigmoid(x: Any) -> Any:
+    """By the fast exponential and reciprocal of the hardware, for results of 16 bits or less: in an epilogue the exact
+    ones take 4 % of the time of a GEMM of K 2048."""
+    return T.fast_rcp(1 + T.__exp(-x))
