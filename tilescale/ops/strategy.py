@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from tilescale.collectives.record import TENSORS
@@ -38,7 +37,7 @@ from tilescale.ops.products import (
     tiling,
 )
 from tilescale.ops.whole_tensors import is_split
-from tilescale.passes.overlap.estimate import RowTransport, reduced, tiles_summed
+from tilescale.passes.overlap.estimate import RowTransport, gathered, reduced, sliced, tiles_summed
 from tilescale.passes.overlap.tile_cost import TileWork, bandwidth_of, places_of, rate_of
 
 KEPT = 4096
@@ -189,8 +188,8 @@ def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
         # The fork is the start of the first transfer; scales are another one.
         first = (job.dtype.itemsize == 1) * travel.queue.startup
         if parts == 1:
-            return begins + _through_chunks(work, travel, chunk, first)
-        return begins + _through_slices(work, travel, parts, first)
+            return begins + gathered(travel, chunk, work, begin=first, kept=False)
+        return begins + sliced(travel, parts, work, first)
     together = max(in_parts(tiles, job.rows).group * tiles.m // CHUNK, 1)
     return begins + reduced(travel, chunk, work, everywhere=False, behind=False, together=together)
 
@@ -202,22 +201,6 @@ def _through_tiles(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
     level, nbytes = machine.tensor_level.name, rows * N * RESULT_BYTES
     wanted = CollectiveQuery("allreduce", TENSORS, level, tuple(range(ranks)), (), nbytes, "bfloat16")
     return tiles_summed(machine, wanted, _work(machine, job, tiles, rows), tiles.m * tiles.n * RESULT_BYTES)
-
-
-def _through_chunks(work: TileWork, travel: RowTransport, chunk: int, first: float) -> float:
-    """Seconds until all tiles are done, this rank's rows first and then those of the other ranks, chunk by chunk."""
-    chunks = -(-travel.height // chunk)
-    sent = first + np.cumsum([travel.sending(chunk)] * chunks * (travel.parts - 1))
-    arrived = np.concatenate([np.zeros(chunks), sent])
-    return float(work.done(arrived)[-1])
-
-
-def _through_slices(work: TileWork, travel: RowTransport, slices: int, first: float) -> float:
-    """Seconds where all tiles run at once and iterate over slices of columns as these arrive."""
-    each = travel.network.latency + travel.queue.seconds(travel.height * travel.row_bytes // slices, starts=0)
-    last_shard = first + each * ((travel.parts - 2) * slices + 1 + np.arange(slices))
-    multiplied = float(np.max(last_shard + work.tile * (1 - np.arange(slices) / slices)))
-    return max(multiplied, work.tiles * work.streamed)
 
 
 def exchanges_as_a_whole(nbytes: int, transposed: int, team: Team) -> bool:
@@ -254,13 +237,7 @@ def _collective(machine: Machine, operation: str, ranks: int, nbytes: int) -> fl
 
 def _travel(machine: Machine, parts: int, rows: int, row_bytes: int) -> RowTransport | None:
     """Transfer of parts of `rows` rows by a queue; None where there is none."""
-    network = machine.network(machine.tensor_level.name)
-    offers = network.mechanisms if network is not None else ()
-    queue = next((m for m in offers if m.started_by == "host" and m.put and not m.on_request), None)
-    if network is None or queue is None:
-        return None
-    launch = machine.tensor_level.launch
-    return RowTransport(network, queue, parts, rows, row_bytes, 2 / bandwidth_of(machine), launch=launch)
+    return RowTransport.over(machine.network(machine.tensor_level.name), machine, parts, rows, row_bytes)
 
 
 def _work(

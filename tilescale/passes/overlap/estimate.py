@@ -98,20 +98,27 @@ class RowTransport:
         Raises:
             Declined: nothing moves data while programs run, or programs move none.
         """
-        network, starter = (
-            network_of(site.made.call, in_force(uses.machine), uses.sizes),
-            "host" if carrier == QUEUE else "program",
-        )
-        offers = network.mechanisms if network is not None else ()
-        able = [m for m in offers if m.started_by == starter and m.put and not m.on_request]
-        if network is None or not able:
+        network = network_of(site.made.call, in_force(uses.machine), uses.sizes)
+        row_bytes = (region_bytes(site.made.whole[0]) or 0) // (parts * height)
+        travel = cls.over(network, uses.machine, parts, height, row_bytes, carrier)
+        if travel is None:
             name = network.name if network is not None else uses.machine.name
             raise Declined(f"no mechanism of {name} moves data {'while' if carrier == QUEUE else 'where'} programs run")
-        whole, memory = region_bytes(site.made.whole[0]) or 0, uses.machine.layer_for("global")
-        row_bytes, local = whole // (parts * height), 2 / bandwidth_of(uses.machine)
+        return travel
+
+    @classmethod
+    def over(
+        cls, network: Network | None, machine: Machine, parts: int, height: int, row_bytes: int, carrier: str = QUEUE
+    ) -> RowTransport | None:
+        """Transport of rows over a network; None where nothing moves them."""
+        offers, starter = network.mechanisms if network is not None else (), "host" if carrier == QUEUE else "program"
+        able = next((m for m in offers if m.started_by == starter and m.put and not m.on_request), None)
+        if network is None or able is None:
+            return None
+        memory, local = machine.layer_for("global"), 2 / bandwidth_of(machine)
         loading = (1 / memory.per_program if memory.per_program else 0.0), memory.latency
-        launch = uses.machine.tensor_level.launch
-        return cls(network, able[0], parts, height, row_bytes, local, carrier != QUEUE, launch, loading)
+        launch = machine.tensor_level.launch
+        return cls(network, able, parts, height, row_bytes, local, carrier != QUEUE, launch, loading)
 
     @property
     def beginning(self) -> float:
@@ -160,11 +167,31 @@ class RowTransport:
         return [min(chunk, self.height - first) for first in range(0, self.height, chunk)]
 
 
-def gathered(travel: RowTransport, chunk: int, work: TileWork) -> float:
-    """Seconds until a grid ends that processes the parts in the order in which an all-gather delivers them."""
-    rows = travel.cut(chunk)
-    steps = [*map(travel.keeping, rows), *list(map(travel.sending, rows)) * (travel.parts - 1)]
-    return float(work.done(travel.queue.startup + np.cumsum(steps))[-1])
+def gathered(
+    travel: RowTransport, chunk: int, work: TileWork, *, begin: float | None = None, kept: bool = True
+) -> float:
+    """Seconds until a grid ends that processes the parts in the order in which an all-gather delivers them.
+
+    Args:
+        begin: seconds until the first chunk is sent, at least the start-up of the queue if left out.
+        kept: whether local rows are copied; else tiles read them from the source.
+    """
+    rows, begin = travel.cut(chunk), travel.queue.startup if begin is None else begin
+    own = begin + np.cumsum([*map(travel.keeping, rows)]) if kept else np.zeros(len(rows))
+    sent = np.cumsum([*map(travel.sending, rows)] * (travel.parts - 1))
+    return float(work.done(np.concatenate([own, (own[-1] if kept else begin) + sent]))[-1])
+
+
+def sliced(travel: RowTransport, slices: int, work: TileWork, begin: float = 0.0) -> float:
+    """Seconds until a grid ends whose tiles all run at once and iterate over slices of columns as these arrive.
+
+    Args:
+        begin: as for `gathered`.
+    """
+    each = travel.network.latency + travel.queue.seconds(travel.height * travel.row_bytes // slices, starts=0)
+    last_shard = begin + each * ((travel.parts - 2) * slices + 1 + np.arange(slices))
+    multiplied = float(np.max(last_shard + work.tile * (1 - np.arange(slices) / slices)))
+    return max(multiplied, work.tiles * work.streamed)
 
 
 def exchanged(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tilelang_core import ir
@@ -22,7 +23,7 @@ from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import RowChunks, flag, put, to_others
 from tilescale.passes.overlap.columns import overlap_columns
-from tilescale.passes.overlap.estimate import choose_rows, gathered
+from tilescale.passes.overlap.estimate import RowTransport, choose_rows, gathered, sliced
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting
 from tilescale.passes.overlap.local_rows import check_source, split_by_source
 from tilescale.passes.overlap.partition import Partition, check_whole
@@ -31,6 +32,7 @@ from tilescale.passes.overlap.raster import Raster
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import CALLER, Move
 from tilescale.passes.overlap.slices import ColumnSlices
+from tilescale.passes.overlap.tile_cost import TileWork
 from tilescale.passes.overlap.tile_order import ArrivalOrder, tiles_in, with_tiles
 from tilescale.program.asynchronous import PartLayout
 from tilescale.program.dependence import Dependence, ProgramStep
@@ -141,10 +143,17 @@ def _gather(
     while move.chunks != 1 and (deeper := readers[0].deeper) and all(use.deeper for use in readers):
         rows, readers = deeper, _readers(site, mine, graph, uses, deeper)
     check_some(readers[0], rows, uses, site.made.level)
-    chunk = choose_rows(site, uses, rows, readers, move, gathered)
+    chunk = choose_rows(site, uses, rows, readers, move, partial(_seconds, move))
     pieces = ColumnSlices(rows, move.slices) if move.slices else RowChunks(rows, chunk, move.chunks)
     flags = rewriter.alloc_flags(f"{rows.buffer.name}_here", pieces.shape)
     return _SplitGather(site, uses, move, rows, readers, pieces, flags)
+
+
+def _seconds(move: Move, travel: RowTransport, chunk: int, work: TileWork) -> float:
+    """The estimate of the grid that reads a gather."""
+    if move.slices is not None:
+        return sliced(travel, move.slices, work, travel.queue.startup)
+    return gathered(travel, chunk, work, kept=move.local is None)
 
 
 def _await(gather: _SplitGather, use: TensorUse, rewriter: LaunchRewriter) -> None:
