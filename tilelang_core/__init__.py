@@ -39,6 +39,7 @@
     rewrite.py             rebuilding traced functions: new parameters, buffers and statements
     mends.py               workarounds for faults of the stock compiler, before its passes
     decreasing_index.py    indices that fall, in a form that the stock compiler gets right
+    canonical_form.py      expressions of which TVM's canonical form may have another value
     opaque_divisions.py    quotients and remainders in forms that it leaves alone
     single_trip_loops.py   loops of at most one step, in a form that it leaves alone
     role_registers.py      registers that are set before or behind a loop around a pipelined one

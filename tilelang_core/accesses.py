@@ -17,6 +17,7 @@ from tvm.tirx import stmt_functor
 from tvm.tirx.expr import CallEffectKind
 
 from tilelang_core import tl
+from tilelang_core.canonical_form import simplified
 from tilelang_core.ir import proves, statements
 
 READS, WRITES = 1, 2
@@ -227,7 +228,7 @@ def span(begin: Any, extent: Any, ranges: dict[tirx.Var, tuple[Any, Any]]) -> tu
     unknown = [*ranges, arith.int_set.pos_inf(), arith.int_set.neg_inf()]
     if any(_uses(bound, var) for bound in (low, high) for var in unknown):
         return None
-    return analyzer.simplify(low), analyzer.simplify(high)
+    return simplified(low, analyzer), simplified(high, analyzer)
 
 
 def _uses(expr: Any, var: tirx.Var) -> bool:

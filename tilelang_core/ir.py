@@ -73,6 +73,7 @@ from tvm.tirx.stmt import ForKind
 from tvm_ffi import Array
 
 from tilelang_core import tl
+from tilelang_core.canonical_form import may_change, simplified
 
 __all__ = [
     "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "VARIABLE", "Add", "AllocBuffer", "Analyzer", "And", "Array",
@@ -113,7 +114,7 @@ def constant(expr: Any) -> int | None:
     if isinstance(expr, IntImm):
         return int(expr.value)
     if isinstance(expr, PrimExpr):
-        simple = Analyzer().simplify(expr)
+        simple = simplified(expr, Analyzer())
         return int(simple.value) if isinstance(simple, IntImm) else None
     return None
 
@@ -134,7 +135,7 @@ def constants(exprs: Iterable[Any]) -> list[int] | None:
 
 def simplify(expr: PrimExpr, ranges: dict[Var, tuple[Any, Any]]) -> PrimExpr:
     """`expr` simplified, where each variable of `ranges` runs over range(begin, begin + extent) of its pair."""
-    return _with_ranges(ranges).simplify(expr)
+    return simplified(expr, _with_ranges(ranges))
 
 
 def proves(condition: PrimExpr, ranges: dict[Var, tuple[Any, Any]]) -> bool:
@@ -143,8 +144,10 @@ def proves(condition: PrimExpr, ranges: dict[Var, tuple[Any, Any]]) -> bool:
     A failed proof takes 2 ms, most of it for a context of Z3, so a condition that is known to be false is not one.
     """
     analyzer = _with_ranges(ranges)
-    known = analyzer.simplify(condition)
-    return bool(known.value) if isinstance(known, IntImm) else bool(analyzer.can_prove(condition))
+    known = simplified(condition, analyzer)
+    if isinstance(known, IntImm):
+        return bool(known.value)
+    return not may_change(condition) and bool(analyzer.can_prove(condition))
 
 
 def _with_ranges(ranges: dict[Var, tuple[Any, Any]]) -> Analyzer:

@@ -12,6 +12,7 @@ from tvm.arith import Analyzer
 from tvm.tirx import stmt_functor
 
 from tilelang_core import tl
+from tilelang_core.canonical_form import simplified
 from tilelang_core.inlined_names import with_inlined_names
 from tilelang_core.reserved_names import with_valid_names
 
@@ -327,7 +328,9 @@ def with_values(func: tirx.PrimFunc, values: Mapping[tirx.Var, int]) -> tirx.Pri
     buffers: dict[tirx.Buffer, tirx.Buffer] = {}
 
     def known(expr: Any) -> Any:
-        return Analyzer().simplify(stmt_functor.substitute(expr, numbers)) if isinstance(expr, tirx.PrimExpr) else expr
+        if not isinstance(expr, tirx.PrimExpr):
+            return expr
+        return simplified(stmt_functor.substitute(expr, numbers), Analyzer())
 
     def of(buffer: tirx.Buffer) -> tirx.Buffer:
         if buffer not in buffers:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tilelang.transform
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tvm import IRModule, tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
 import tilescale.language as T
 from tests.cuda.support import source
+from tilelang_core import ir
 from tilelang_core.decreasing_index import with_kept_divisions
 
 EXTENT = 6
@@ -127,6 +128,22 @@ def test_divisions_of_divisions_keep_their_values(index: Expression, base: int):
 @settings(max_examples=300)
 def test_divisions_of_named_numbers_keep_their_values(number: Expression, of_name: Expression, base: int):
     kept(number, base, of_name)
+
+
+@example(lambda base, i, j: (8 - i % 4) % 8, 1)
+@example(lambda base, i, j: (4 - i // 2) % 4, 1)
+@given(expressions, st.integers(-20, 20))
+@settings(max_examples=300)
+def test_analyses_simplify_them_to_the_same_values(index: Expression, bound: int):
+    """Nothing is proved of a number that does not hold."""
+    names = base, i, j = tuple(tirx.Var(name, "int32") for name in ("base", "i", "j"))
+    number, ranges = index(*names), {name: (0, EXTENT) for name in names}
+    simple = ir.simplify(number, ranges)
+    is_less = ir.proves(number < bound, ranges)
+    for values in itertools.product(range(EXTENT), repeat=3):
+        known = dict(zip(names, values, strict=True))
+        assert value(simple, known) == value(number, known)
+        assert not is_less or value(number, known) < bound
 
 
 def test_the_stage_of_a_ring_that_follows_from_a_number_of_tasks_keeps_its_value():
