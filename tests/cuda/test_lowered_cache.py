@@ -193,6 +193,17 @@ def test_where_others_may_write_nothing_is_read(lowerings: list[Any], monkeypatc
     assert len(lowerings) == 2
 
 
+def test_the_source_is_its_files_and_their_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    digest, found = lowered_cache._source.__wrapped__, []
+    monkeypatch.setattr(lowered_cache.tilescale, "__file__", str(tmp_path / "tilescale" / "__init__.py"))
+    for path, text in (("a/b.py", "x"), ("a/__pycache__/b.pyc", "x"), ("a/b.py", "y"), ("a/c.yaml", "x")):
+        (tmp_path / "tilescale" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tilescale" / path).write_text(text)
+        found.append(digest())
+    (tmp_path / "tilescale" / "a").rename(tmp_path / "tilescale" / "d")
+    assert found[0] == found[1] and len({*found, digest()}) == 4
+
+
 def test_without_gpus_nothing_is_kept(lowerings: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(lowered_cache, "has_gpu", lambda: False)
     lowered(programs.barrier())
