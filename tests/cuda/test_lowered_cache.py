@@ -160,6 +160,9 @@ def test_other_lines_other_targets_and_other_settings_are_lowered_anew(
     assert len(lowerings) == 2, "errors name lines"
     lowered(two_lines_apart(True), machine="h100-sxm-8")
     assert len(lowerings) == 3
+    monkeypatch.setattr(lowered_cache, "settings", lambda: replace(settings(), wait_s=7.0, progress="off"))
+    lowered(two_lines_apart(True))
+    assert len(lowerings) == 3, "of calls, not of programs"
     monkeypatch.setattr(lowered_cache, "settings", lambda: replace(settings(), share_gpus=True))
     lowered(two_lines_apart(True))
     assert len(lowerings) == 4

@@ -2,9 +2,9 @@
 """Lowered programs on disk, next to the compiled kernels: a process that finds both neither lowers nor compiles.
 
 Lowering takes ten times as long as reading its result. A file is named by a digest of all inputs of the lowering: the
-traced function with its lines, the target, calibrations, settings, the source of this package and TileLang's version.
-The source and the name of its builder stand for a function that the package traced, so that it need not be traced.
-Files are replaced atomically and never changed, so ranks share them without locks.
+traced function with its lines, the target, calibrations, whether ranks share GPUs, the source of this package and
+TileLang's version. The source and the name of its builder stand for a function that the package traced, so that it need
+not be traced. Files are replaced atomically and never changed, so ranks share them without locks.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _digest(program: ir.PrimFunc | str, units: Any, target: LoweringTarget) -> s
     text = program if isinstance(program, str) else records.graph_text([program])
     machine = target.machine.name, target.machine.digest, origin(target.machine)
     job = units, target.stride, target.nccl, target.nvshmem, target.mapped
-    given = "\n".join(map(repr, (machine, job, settings(), _source())))
+    given = "\n".join(map(repr, (machine, job, settings().share_gpus, _source())))
     return hashlib.sha256(f"{given}\n{text}".encode()).hexdigest()[:32]
 
 
