@@ -29,7 +29,7 @@ from tilescale.backends.tilelang.lowering.groups import barriers
 from tilescale.backends.tilelang.lowering.groups import stage as groups
 from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
 from tilescale.backends.tilelang.lowering.phase import Phase
-from tilescale.backends.tilelang.lowering.role_graph import split
+from tilescale.backends.tilelang.lowering.role_graph import ring_loads, split
 from tilescale.backends.tilelang.lowering.role_graph.role_assignment import without_single_turns
 from tilescale.backends.tilelang.lowering.role_graph.stage import lower as in_roles
 from tilescale.backends.tilelang.lowering.statements import is_of_unit
@@ -42,7 +42,7 @@ def lower(phase: Phase, rendezvous: CallBarriers | None) -> LoweredKernel:
     Raises:
         UnsupportedError: a construct without a lowering, with its line.
     """
-    phase = groups.lower(clusters.lower(begun(phase)))
+    phase = ring_loads.lower(groups.lower(clusters.lower(begun(phase))))
     return in_roles(phase, lambda assigned: split.lower(barriers.lower(hazards.lower(devices(assigned, rendezvous)))))
 
 

@@ -25,7 +25,7 @@ from tilescale.backends.tilelang.lowering.markers import is_loading, located
 from tilescale.backends.tilelang.lowering.phase import Phase
 from tilescale.backends.tilelang.lowering.registry import rule_for
 from tilescale.backends.tilelang.lowering.role_graph.graph import Channel, RoleGraph
-from tilescale.backends.tilelang.lowering.role_graph.split import apart, cluster_graph
+from tilescale.backends.tilelang.lowering.role_graph.split import apart, producer_graph
 from tilescale.backends.tilelang.lowering.tile import TileRegion, parts
 from tilescale.passes.structure import location
 from tilescale.program import ops
@@ -68,7 +68,7 @@ class ClusterUnit(ClusterStage):
         """The roles if warps can load ahead for this phase; pairs of blocks synchronize in ways of their own."""
         if self.pair is not None or ir.contains(self.phase.stmt, self._is_groups):
             return RoleGraph()
-        return cluster_graph(self.launch, self.target.machine, self.phase.stmt)
+        return producer_graph(self.launch, self.target.machine, self.phase.stmt)
 
     def _is_groups(self, node: ir.Node) -> bool:
         """Whether a node is a region of units inside the program."""

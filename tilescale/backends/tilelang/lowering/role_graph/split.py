@@ -28,18 +28,24 @@ APART = "tilescale.apart"
 """AttrStmt key: a body whose marked statements the producer executes concurrently with the rest."""
 
 
-def cluster_graph(launch: Launch, machine: Machine, phase: ir.Stmt) -> RoleGraph:
-    """The roles of a cluster's program in which warps load ahead; none if its loads cannot be split off."""
+def producer_graph(
+    launch: Launch, machine: Machine, phase: ir.Stmt, concerns: Callable[[ir.Stmt], bool] = lambda stmt: True
+) -> RoleGraph:
+    """The roles of a program in which warps load ahead; none if its loads cannot be split off.
+
+    Args:
+        concerns: whether the producer runs a loop or branch.
+    """
     x, y, z = launch.threads
     added = WARP if x % WARPGROUP else WARPGROUP
-    if x % WARP or y * z > 1 or x + added > most_threads(machine) or _is_unforeseen(phase, set()):
+    if x % WARP or y * z > 1 or x + added > most_threads(machine) or _is_unforeseen(phase, set(), concerns):
         return RoleGraph()
     graph = RoleGraph((Role(COMPUTE, x), Role(LOAD, added)))
     # A single group has as many registers as an instruction can name.
     return graph.with_registers(machine) if added == WARPGROUP < x else graph
 
 
-def _is_unforeseen(stmt: ir.Stmt, read: set[ir.Var]) -> bool:
+def _is_unforeseen(stmt: ir.Stmt, read: set[ir.Var], concerns: Callable[[ir.Stmt], bool]) -> bool:
     """Whether the control flow of a statement depends on memory, also through the names in `read`."""
 
     def depends(expr: object) -> bool:
@@ -47,12 +53,14 @@ def _is_unforeseen(stmt: ir.Stmt, read: set[ir.Var]) -> bool:
 
     if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
         return False
+    if not isinstance(stmt, ir.Bind | ir.SeqStmt) and not concerns(stmt):
+        return False
     if isinstance(stmt, ir.Bind) and depends(stmt.value):
         read.add(stmt.var)
     decisive = {ir.For: ("min", "extent"), ir.IfThenElse: ("condition",)}.get(type(stmt), ())
     if isinstance(stmt, ir.While) or any(depends(getattr(stmt, name)) for name in decisive):
         return True
-    return any(_is_unforeseen(inner, read) for inner in ir.children(stmt))
+    return any(_is_unforeseen(inner, read, concerns) for inner in ir.children(stmt))
 
 
 def apart(body: ir.Stmt) -> ir.Stmt:
