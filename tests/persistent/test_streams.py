@@ -79,7 +79,7 @@ def test_weights_go_through_one_ring_and_bits_stay(small: Machine):
         check = "none" if order else "all"
         tilescale.emulate(kernel.ir, [got], machine=small, time=False, schedule_seed=order, check=check)
         assert all(a.equal(b) for a, b in zip(got, want, strict=True))
-    assert "tma_copy" in kernel.schedule
+    assert "tma_copy" in kernel.schedule and "load -> compute: ring" in kernel.schedule
 
 
 def test_loops_around_a_loop_of_loads_count_too(small: Machine, monkeypatch: pytest.MonkeyPatch):
@@ -105,6 +105,20 @@ def test_loops_around_a_loop_of_loads_count_too(small: Machine, monkeypatch: pyt
     tilescale.emulate(columns, [want], machine=small, time=False, check="none")
     tilescale.emulate(kernel.ir, [got], machine=small, time=False, check="all")
     assert all(a.equal(b) for a, b in zip(got, want, strict=True))
+
+
+def test_a_load_waits_until_few_are_in_flight(small: Machine, monkeypatch: pytest.MonkeyPatch):
+    want = arguments()
+    tilescale.emulate(twice, [want], machine=small, time=False, check="none")
+    waits = []
+    for in_flight in 1 << 20, 1:
+        monkeypatch.setattr(streams, "IN_FLIGHT", in_flight)
+        kernel = tilescale.compile(twice, machine=small, schedule="persistent")
+        waits.append(kernel.python.count("T.mbarrier_wait_parity"))
+        got = arguments()
+        tilescale.emulate(kernel.ir, [got], machine=small, time=False, check="all")
+        assert all(a.equal(b) for a, b in zip(got, want, strict=True))
+    assert waits[0] == 2 < waits[1], "uses of stages wait, and then loads too"
 
 
 def test_the_text_with_a_ring_is_the_program(small: Machine):

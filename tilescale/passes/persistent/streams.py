@@ -27,12 +27,18 @@ from tilescale.passes.persistent.phases import Grid, Loop, Phases
 from tilescale.passes.persistent.placement import Placement
 from tilescale.program.effects import ProgramNames
 from tilescale.program.footprint import fullest, stages_of, tile_bytes
+from tilescale.program.model import bytes_of
 
 BULK_BYTES, BOX_EXTENT = 16, 256
 """Bulk copies take rows of multiples of these bytes, and at most this many rows (PTX ISA, cp.async.bulk.tensor)."""
 
 COMPILERS = 8 << 10
 """Bytes of shared memory left to the compiler: barriers, reductions over threads."""
+
+IN_FLIGHT = 64 << 10
+"""Bytes that a block loads at once, at most, but two tiles. A signal waits until its block's stores are visible, which
+queue behind these loads; memory has its full rate from 48 KiB on (H200).
+"""
 
 MOST = 16
 """Stages of a ring, at most."""
@@ -112,6 +118,7 @@ class Ring:
 
     Attributes:
         ring, full: its tiles, and the barriers of its stages: of the bytes of a tile.
+        flight: loads in flight, at most.
         spans: for each phase, the loads of a block before it and until its end; in a loop, of the first iteration.
         begin: statements that compute these numbers.
     """
@@ -126,6 +133,7 @@ class Ring:
     ):
         self.grids, self.streams, self.placements, self.block, self.stages = grids, streams, placements, block, stages
         tile = next(stream.tile for stream in streams if stream is not None)
+        self.flight = min(max(IN_FLIGHT // (bytes_of(tile.shape, str(tile.dtype)) or 1), 2), stages)
         self.ring = tir.local_buffer("ring", [stages, *tile.shape], str(tile.dtype), tile.scope())
         self.full = tir.local_buffer("full", [stages], "uint64", "shared.barrier")
         self.begin: list[ir.Stmt] = []
@@ -143,9 +151,11 @@ class Ring:
             if loop is not None:
                 end, before = before, self._number("loads_all", start + (before - start) * loop.count)
                 self.loops[loop] = _LoopLoads(start, end, before)
-        number = ir.Var("load", "int32")
-        first = self._load(number, self._reached(0))
-        self.begin.append(ir.For(number, 0, stages, ir.ForKind.SERIAL, first))
+        for begin, end in ((0, self.flight), (self.flight, stages)):
+            if begin < end:
+                number = ir.Var("load", "int32")
+                first = self._load(number, self._reached(0), is_first=not begin)
+                self.begin.append(ir.For(number, begin, end - begin, ir.ForKind.SERIAL, first))
 
     @classmethod
     def of(cls, phases: Phases, placements: Sequence[Placement], block: ir.Var, machine: Machine) -> Ring | None:
@@ -174,8 +184,7 @@ class Ring:
 
         def enter(node: ir.Node) -> Any:
             if node.same_as(stream.load):
-                wait = tir.call(tl.WAIT_BARRIER_PARITY, ir.BufferLoad(self.full, [stage]), load // self.stages % 2)
-                return tir.evaluate(wait)
+                return self._landed(load)
             return None
 
         def leave(node: ir.Node) -> Any:
@@ -220,20 +229,23 @@ class Ring:
         shared = np.maximum(begins, first[:, None]) < np.minimum(ends, last[:, None])
         return sorted({int(phase) for phase in order[shared.any(axis=(0, 2))]})
 
-    def _load(self, load: Any, phases: Sequence[int], here: Loop | None = None, in_first: Any = None) -> ir.Stmt:
+    def _load(
+        self, load: Any, phases: Sequence[int], here: Loop | None = None, in_first: Any = None, is_first: bool = False
+    ) -> ir.Stmt:
         """Issue the load of that number, if there is one, which is of one of these phases.
 
         Args:
             here: the loop whose iteration issues it. It has at least as many loads as there are stages, so the load is
                 of this iteration or the next one.
             in_first: the number that the load would have if this iteration were the first one.
+            is_first: whether so few loads are before it that none has to be complete.
         """
         stmts: list[ir.Stmt] = []
         for loop, numbers in self._runs():
             among = [number for number in numbers if number in phases]
             if loop is None or loop is not here:
                 values = {} if loop is None else {loop.var: ir.IntImm("int32", loop.begin)}
-                stmts += [self._of_phase(number, load, values) for number in among]
+                stmts += [self._of_phase(number, load, values, is_first=is_first) for number in among]
             elif among:
                 loads, again, rest = self.loops[loop], ir.Var("again", "int32"), ir.Var("rest", "int32")
                 names = [
@@ -245,14 +257,17 @@ class Ring:
                 stmts += [*names, ir.IfThenElse(loop.index + again < loop.count, tir.sequence(each), None)]
         return tir.sequence(stmts)
 
-    def _of_phase(self, number: int, load: Any, values: dict[ir.Var, Any], issued: Any = None) -> ir.Stmt:
+    def _of_phase(
+        self, number: int, load: Any, values: dict[ir.Var, Any], issued: Any = None, is_first: bool = False
+    ) -> ir.Stmt:
         """Issue a load if it is of a phase, by its number in the first iteration of a loop and its number `issued`."""
         stream, placement, (before, end) = self.streams[number], self.placements[number], self.spans[number]
         assert stream is not None
         mine = load - before
         task = placement.task(self.block, mine // stream.trips)
         values = {**values, **stream.grid.indices(task), **stream.iteration(mine % stream.trips)}
-        stage = (load if issued is None else issued) % self.stages
+        issued = load if issued is None else issued
+        stage = issued % self.stages
         full = ir.BufferLoad(self.full, [stage])
         shape = [int(n) for n in self.ring.shape[1:]]
         target = tir.region(self.ring, [stage, *[0] * len(shape)], [1, *shape], "w")
@@ -260,7 +275,13 @@ class Ring:
         copy = tir.tile_call("tma_copy", source, target, barrier=full, is_tma_copy=1)
         arrive = tir.evaluate(tir.call(tl.ARRIVE_BARRIER, full))
         elected = ir.IfThenElse(tir.elected(stream.grid.launch.thread_count), arrive, None)
-        return ir.IfThenElse(ir.And(before <= load, load < end), tir.sequence([copy, elected]), None)
+        paced = [] if is_first or self.flight == self.stages else [self._landed(issued - self.flight)]
+        return ir.IfThenElse(ir.And(before <= load, load < end), tir.sequence([*paced, copy, elected]), None)
+
+    def _landed(self, load: Any) -> ir.Stmt:
+        """Wait until a load is complete."""
+        full = ir.BufferLoad(self.full, [load % self.stages])
+        return tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, full, load // self.stages % 2))
 
 
 @dataclass(frozen=True)
