@@ -7,7 +7,7 @@ A task takes some keys of a group of heads of a sequence; what it finds is combi
 from typing import Any
 
 import tilescale.language as T
-from tilescale.ops.decode_sizes import COLUMNS, QUERIES, SPAN, LayerSizes
+from tilescale.ops.decode_sizes import COLUMNS, SPAN, LayerSizes
 
 
 @T.macro
@@ -98,7 +98,7 @@ def rotate(
     for i, j in T.Parallel(each + 1, half):
         turned[i, j] = given[i, j] * angles[0, row, j] - given[i, half + j] * angles[1, row, j]
         turned[i, half + j] = given[i, half + j] * angles[0, row, j] + given[i, j] * angles[1, row, j]
-    for i, j in T.Parallel(QUERIES, s.width):
+    for i, j in T.Parallel(s.queries, s.width):
         q[i, j] = T.if_then_else(i < each, turned[T.min(i, each - 1), j], 0)
 
 
@@ -132,21 +132,20 @@ def attend(
     The task rotates the group's queries. That of the new token caches its key and value, and its attention to itself is
     one more part.
     """
-    s, each, tiles = sizes, sizes.heads // sizes.groups, sizes.tiles
-    q = T.alloc((QUERIES, s.width), "bfloat16", level="l1")
+    s, each, tiles, rows = sizes, sizes.heads // sizes.groups, sizes.tiles, sizes.queries
+    q = T.alloc((rows, s.width), "bfloat16", level="l1")
     k = T.alloc((SPAN, s.width), "bfloat16", level="l1")
     v = T.alloc((SPAN, s.width), "bfloat16", level="l1")
     given = T.alloc((each + 2, s.width), "float32", level="l1")
     turned = T.alloc((each + 1, s.width), "float32", level="l1")
-    found = T.alloc((each, s.width), "float32", level="l1")
-    score = T.alloc((QUERIES, SPAN), "float32", level="l0")
-    weight = T.alloc((QUERIES, SPAN), "bfloat16", level="l0")
-    o = T.alloc((QUERIES, s.width), "float32", level="l0")
-    peak = T.alloc((QUERIES,), "float32", level="l0")
-    most = T.alloc((QUERIES,), "float32", level="l0")
-    before = T.alloc((QUERIES,), "float32", level="l0")
-    part = T.alloc((QUERIES,), "float32", level="l0")
-    total = T.alloc((QUERIES,), "float32", level="l0")
+    score = T.alloc((SPAN, rows), "float32", level="l0")
+    weights = T.alloc((SPAN, rows), "float32", level="l0")
+    weight = T.alloc((rows, SPAN), "bfloat16", level="l1")
+    o = T.alloc((s.width, rows), "float32", level="l0")
+    peak = T.alloc((rows,), "float32", level="l0")
+    most = T.alloc((rows,), "float32", level="l0")
+    before = T.alloc((rows,), "float32", level="l0")
+    total = T.alloc((rows,), "float32", level="l0")
     first = span * tiles * SPAN
     count = T.min(T.ceildiv(T.max(at[row] - first, 0), SPAN), tiles)
     if tiles == 1 and count > 0:
@@ -154,38 +153,35 @@ def attend(
         load(V, table, at, v, s, layer, group, row, first)
     rotate(QKV, squares, heads, angles, q, given, turned, s, layer, group, row)
     T.fill(most, -1e30)
-    T.clear(total)
+    T.clear(weights)
     T.clear(o)
     for tile in T.Pipelined(tiles, num_stages=2) if tiles > 1 else T.serial(count):
         if tiles > 1:
             load(K, table, at, k, s, layer, group, row, first + tile * SPAN)
             load(V, table, at, v, s, layer, group, row, first + tile * SPAN)
         T.clear(score)
-        T.gemm(q, k, score, transpose_B=True)
-        for i, j in T.Parallel(QUERIES, SPAN):
-            score[i, j] = T.if_then_else(first + tile * SPAN + j < at[row], score[i, j] * s.scale, -1e30)
-        T.reduce_max(score, peak, dim=1)
-        for i in T.Parallel(QUERIES):
-            before[i] = most[i]
-            most[i] = T.max(most[i], peak[i])
-        for i, j in T.Parallel(QUERIES, SPAN):
-            score[i, j] = T.exp2(score[i, j] - most[i])
-        T.reduce_sum(score, part, dim=1)
-        for i in T.Parallel(QUERIES):
-            total[i] = total[i] * T.exp2(before[i] - most[i]) + part[i]
-        T.copy(score, weight)
-        for i, j in T.Parallel(QUERIES, s.width):
-            o[i, j] *= T.exp2(before[i] - most[i])
-        T.gemm(weight, v, o)
-    for i, j in T.Parallel(QUERIES, s.width):
-        if i < each:
-            found[i, j] = o[i, j]
-    for i in T.Parallel(QUERIES):
-        if i < each:
-            L[span, row, group * each + i, 0] = most[i]
-            L[span, row, group * each + i, 1] = total[i]
-    for i, j in T.Parallel(each, s.width):
-        S[span, row, group * each + i, j] = found[i, j]
+        T.gemm(k, q, score, transpose_B=True)
+        for i, j in T.Parallel(SPAN, rows):
+            score[i, j] = T.if_then_else(first + tile * SPAN + i < at[row], score[i, j] * s.scale, -1e30)
+        T.reduce_max(score, peak, dim=0)
+        for j in T.Parallel(rows):
+            before[j] = most[j]
+            most[j] = T.max(most[j], peak[j])
+        for i, j in T.Parallel(SPAN, rows):
+            score[i, j] = T.exp2(score[i, j] - most[j])
+            weights[i, j] = weights[i, j] * T.exp2(before[j] - most[j]) + score[i, j]
+            weight[j, i] = score[i, j]
+        for i, j in T.Parallel(s.width, rows):
+            o[i, j] *= T.exp2(before[j] - most[j])
+        T.gemm(v, weight, o, transpose_A=True, transpose_B=True)
+    T.reduce_sum(weights, total, dim=0)
+    for i, j in T.Parallel(s.width, rows):
+        if j < each:
+            S[span, row, group * each + j, i] = o[i, j]
+    for j in T.Parallel(rows):
+        if j < each:
+            L[span, row, group * each + j, 0] = most[j]
+            L[span, row, group * each + j, 1] = total[j]
     if at[row] // (tiles * SPAN) == span:
         attend_to_itself(at, table, K, V, S, L, given, turned, s, layer, group, row)
 

@@ -12,7 +12,7 @@ TILE = 16 << 10
 """Bytes of a tile of weights."""
 
 SPAN, QUERIES, COLUMNS = 64, 64, 128
-"""Keys of a task of attention, its rows of queries, padded; features of a task of elementwise phases."""
+"""Keys of a tile of attention; queries that share them, at most; features of a task of elementwise phases."""
 
 SLAB = 64 << 10
 """Bytes of activations of a task of a product, at most: the rest of shared memory is for weights."""
@@ -88,6 +88,11 @@ class LayerSizes:
     def rows(self) -> int:
         """Rows of activations: a multiple of 8, as tensor cores take them."""
         return -(-self.terms * self.batch // 8) * 8
+
+    @property
+    def queries(self) -> int:
+        """Rows of a group's queries, padded likewise."""
+        return -(-(self.heads // self.groups) // 8) * 8
 
     @property
     def tile_rows(self) -> int:
