@@ -16,6 +16,7 @@ import tilescale
 import tilescale.language as T
 from tests.cuda.fakes import Device
 from tilescale import backends
+from tilescale.alarm import raise_after
 from tilescale.backends.cuda.running import stream_order
 from tilescale.backends.cuda.running.plans import KEPT, LAUNCHED_BEFORE
 from tilescale.errors import UnsupportedError, WaitTimeoutError
@@ -190,8 +191,9 @@ def test_what_looks_at_the_device_is_never_a_graph(device: Device, monkeypatch: 
     device.on_launch = lambda name, *args: x.div_(2)
     for wanted in (2, 3, 3, 3):
         x.fill_(2.0**wanted)
-        if not own.again((x,)):
-            own([x])
+        with raise_after(20.0, TimeoutError("the loop does not end")):
+            if not own.again((x,)):
+                own([x])
         assert device.names() == ["halved_0"] * wanted
     assert looks and not device.graphs
     device.capturing = True
@@ -201,7 +203,10 @@ def test_what_looks_at_the_device_is_never_a_graph(device: Device, monkeypatch: 
 
 def test_loops_and_branches_are_decided_when_the_stream_reaches_them(device: Device, monkeypatch: pytest.MonkeyPatch):
     own, n = device.program(counted()), torch.zeros(1, dtype=torch.int32)
-    monkeypatch.setattr(own, "synchronize", lambda: None)
+    steps: list[str] = []
+    queue = SimpleNamespace(flush=lambda: steps.append("flush"), without_repeats=lambda launches: launches)
+    monkeypatch.setattr(own, "queue", queue)
+    monkeypatch.setattr(own, "synchronize", lambda: steps.append("synchronize"))
     change = {"counted_0": lambda: n.add_(1), "counted_1": lambda: n.mul_(2), "counted_2": lambda: n.sub_(3)}
     device.on_launch = lambda name, *args: change[name]()
     for start, rounds in ((0, 1), (1, 2), (-1, 0)):
@@ -209,6 +214,7 @@ def test_loops_and_branches_are_decided_when_the_stream_reaches_them(device: Dev
         own([n])
         branch = ["counted_2"] if start == 1 else []
         assert device.names() == ["counted_0", *["counted_1"] * rounds, *branch]
+    assert steps == ["flush", "synchronize"] * 6, "copies that wait for a flag are started before a read waits for them"
 
 
 def test_plans_keep_no_tensor_alive_and_are_right_for_the_next_one_there(device: Device):
