@@ -121,6 +121,33 @@ def test_a_load_waits_until_few_are_in_flight(small: Machine, monkeypatch: pytes
     assert waits[0] == 2 < waits[1], "uses of stages wait, and then loads too"
 
 
+def test_a_loop_of_phases_with_and_without_loads_goes_through_the_ring(small: Machine):
+    """One phase in the loop has loads, and so has one behind it."""
+
+    @T.prim_func
+    def looped(
+        X: T.Tensor((ROWS, INNER), "bfloat16"),
+        W: T.Tensor((INNER, INNER), "bfloat16"),
+        V: T.Tensor((INNER, INNER), "bfloat16"),
+        Y: T.Tensor((ROWS, INNER), "bfloat16"),
+        Z: T.Tensor((ROWS, INNER), "bfloat16"),
+    ):
+        for _ in T.serial(2):
+            with T.Kernel(device=1, block=INNER // HIGH, threads=32) as column:
+                multiply(W, X, Y, column)
+            with T.Kernel(device=1, block=2, threads=32) as row:
+                for i, j in T.Parallel(8, INNER):
+                    X[row * 8 + i, j] = Y[row * 8 + i, j] + 1
+        with T.Kernel(device=1, block=INNER // HIGH, threads=32) as column:
+            multiply(V, Y, Z, column)
+
+    assert rings(looped, small) == 1
+    want, got = arguments(), arguments()
+    tilescale.emulate(looped, [want], machine=small, time=False, check="none")
+    tilescale.emulate(persistent(looped, small)[0], [got], machine=small, time=False, check="all")
+    assert all(a.equal(b) for a, b in zip(got, want, strict=True))
+
+
 def test_the_text_with_a_ring_is_the_program(small: Machine):
     again = executed(tilescale.compile(twice, machine=small, schedule="persistent").python, "twice")
     want, got = arguments(), arguments()
@@ -138,8 +165,42 @@ def test_what_phases_write_is_not_loaded_ahead(small: Machine):
         with T.Kernel(device=1, block=INNER // HIGH, threads=32) as column:
             multiply(W, X, W, column)
 
+    assert not rings(written, small)
+
+
+def test_a_loop_of_two_loads_has_no_ring(small: Machine):
+    @T.prim_func
+    def both(
+        X: T.Tensor((ROWS, INNER), "bfloat16"),
+        W: T.Tensor((INNER, INNER), "bfloat16"),
+        V: T.Tensor((INNER, INNER), "bfloat16"),
+        Y: T.Tensor((ROWS, INNER), "bfloat16"),
+    ):
+        with T.Kernel(device=1, block=INNER // HIGH, threads=32) as column:
+            x = T.alloc((ROWS, INNER), "bfloat16", level="l1")
+            w = T.alloc((HIGH, DEPTH), "bfloat16", level="l1")
+            v = T.alloc((HIGH, DEPTH), "bfloat16", level="l1")
+            c = T.alloc((HIGH, ROWS), "float32", level="l0")
+            T.copy(X, x)
+            T.clear(c)
+            for k in T.Pipelined(INNER // DEPTH, num_stages=2):
+                T.copy(W[column * HIGH, k * DEPTH], w)
+                T.copy(V[column * HIGH, k * DEPTH], v)
+                T.gemm(w, x[:, k * DEPTH : (k + 1) * DEPTH], c, transpose_B=True)
+                T.gemm(v, x[:, k * DEPTH : (k + 1) * DEPTH], c, transpose_B=True)
+            for i, j in T.Parallel(HIGH, ROWS):
+                Y[j, column * HIGH + i] = c[i, j]
+        with T.Kernel(device=1, block=2, threads=32) as row:
+            for i, j in T.Parallel(8, INNER):
+                Y[row * 8 + i, j] = Y[row * 8 + i, j] + 1
+
+    assert not rings(both, small) and rings(twice, small)
+
+
+def rings(func: Any, machine: Machine) -> int:
+    """Rings that are made for a program's weights."""
     with pytest.MonkeyPatch.context() as patch:
-        made = []
-        patch.setattr(streams.Ring, "__init__", lambda *args: made.append(args))
-        persistent(written, small)
-    assert not made
+        made, make = [], streams.Ring.__init__
+        patch.setattr(streams.Ring, "__init__", lambda *args: (made.append(args), make(*args))[1])
+        persistent(func, machine)
+    return len(made)
