@@ -2,6 +2,7 @@
 """Tasks of one launch: what they wait for, and why a program is not fused."""
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,6 +89,31 @@ def test_each_block_sums_as_few_tiles_as_fit(rows: int, columns: int, tasks: int
 
     _, found = persistent(summed, Machine.load("h200-sxm-8"))
     assert [placement.count for placement in found.placements] == [tasks, 1]
+
+
+def test_tiles_that_are_the_same_in_each_task_are_loaded_once(small: Machine):
+    @T.prim_func
+    def added(X: T.Tensor((8, 32), "float32"), Y: T.Tensor((64, 32), "float32"), Z: T.Tensor((64, 32), "float32")):
+        with T.Kernel(8, threads=64) as row:
+            x = T.alloc((8, 32), "float32", level="l1")
+            y = T.alloc((8, 32), "float32", level="l1")
+            T.copy(X, x)
+            T.copy(Y[row * 8, 0], y)
+            for i, j in T.Parallel(8, 32):
+                Z[row * 8 + i, j] = x[i, j] + y[i, j]
+        with T.Kernel(2, threads=64) as row:
+            for i, j in T.Parallel(32, 32):
+                Z[row * 32 + i, j] = Z[row * 32 + i, j] * 2
+
+    lines = tilescale.compile(added, machine=small, schedule="persistent").python.splitlines()
+    once, each = (next(line for line in lines if f"T.copy({tensor}" in line) for tensor in "XY")
+    assert len(once) - len(once.lstrip()) < len(each) - len(each.lstrip())
+
+
+def test_annotations_of_launches_are_joined():
+    notes = [("layouts", {"a": 1}), (rewrite.IN_ORDER, 1)], [("layouts", {"b": 2}), ("other", 3)]
+    joined = rewrite._notes([SimpleNamespace(notes=of) for of in notes], [], None)
+    assert joined == {"layouts": {"a": 1, "b": 2}, "other": 3, rewrite.FLAGS: {}}
 
 
 def test_a_missing_wait_is_a_race(small: Machine, monkeypatch: pytest.MonkeyPatch):
@@ -322,6 +348,15 @@ def numbers(X: T.Tensor((64, 32), "float32")):
 
 
 @T.prim_func
+def chosen(X: T.Tensor((64, 32), "float32")):
+    with T.Kernel(device=2, block=8, threads=64) as row:
+        for i, j in T.Parallel(8, 32):
+            X[row * 8 + i, j] = X[row * 8 + i, j] * 2
+        with T.Scale("device"):
+            T.allreduce(X, impl="two_shot")
+
+
+@T.prim_func
 def workspaces(X: T.Tensor((64, 32), "float32")):
     with T.Kernel(device=2, block=8, threads=64) as row:
         W = T.alloc((64, 32), "float32", level="l2")
@@ -341,6 +376,7 @@ def workspaces(X: T.Tensor((64, 32), "float32")):
         (loop, "for _ in T.serial(N[0])", "a loop or branch around phases"),
         (threads, "threads=128", "grids of 64 and of 128 threads"),
         (signals, "T.signal(F[row])", "the program orders its units by itself"),
+        (chosen, 'T.allreduce(X, impl="two_shot")', "T.allreduce of whole tensors has no form of tiles"),
         (numbers, 'T.rank("block")', "a program uses its number"),
     ],
 )
