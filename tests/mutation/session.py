@@ -3,10 +3,12 @@
 
 In the fork the mutant's code replaces that of the loaded functions. The tests that reach the mutant's line run first,
 and of them the quickest. A line that is reached while modules are imported needs a new process, as their values stay.
+So does a line of a function that TileLang rewrites: the rewritten one is kept.
 """
 
 from __future__ import annotations
 
+import ast
 import gc
 import multiprocessing
 import os
@@ -31,6 +33,9 @@ from tests.mutation.table import CAUGHT, SURVIVES, TIMEOUT
 
 CPU_LIMIT_S, LIMIT_S = 120, 300
 """Limits of CPU and wall-clock time for the tests of one mutant, which may wait: many times their usual time."""
+
+REWRITES = ("macro", "prim_func")
+"""Decorators of functions that TileLang rewrites."""
 
 _FUNCTION = 0x1
 """Flag of the code of functions, not of classes and modules (CO_OPTIMIZED)."""
@@ -113,9 +118,10 @@ class _Mutants:
         except EOFError:
             pass  # a test has failed
         self.asked.send(_outcome(process))
+        rewritten = _rewritten(self.text) if self.path.suffix == ".py" else set()
         for line, text in iter(self._next, None):
             codes = _new_codes(self.path, self.text, text)
-            if codes is None or line in self.imported:
+            if codes is None or line in self.imported | rewritten:
                 self.asked.send(None)
                 continue
             process = os.fork()
@@ -175,6 +181,13 @@ def _new_codes(path: Path, old: str, new: str) -> dict[CodeType, CodeType] | Non
     codes = [_functions(compile(text, str(path), "exec", dont_inherit=True)) for text in (old, new)]
     pairs = list(zip(*codes, strict=True))
     return dict(pairs) if all(a.co_freevars == b.co_freevars for a, b in pairs) else None
+
+
+def _rewritten(text: str) -> set[int]:
+    """Lines of functions of a module that TileLang rewrites."""
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    decorated = [f for f in functions if any(ast.unparse(d).endswith(REWRITES) for d in f.decorator_list)]
+    return {line for f in decorated for line in range(f.lineno, (f.end_lineno or f.lineno) + 1)}
 
 
 def _replace(codes: Mapping[CodeType, CodeType]) -> None:

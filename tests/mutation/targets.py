@@ -85,14 +85,31 @@ def _overlap(name: str, *tests: str) -> Target:
     return Target("overlap", f"tilescale/passes/overlap/{name}.py", tests)
 
 
-def _heap(name: str, tests: str) -> Target:
-    return Target("memory of the heap", f"tilescale/comm/heap/{name}.py", (f"tests/comm/test_heap_{tests}.py",))
+def _heap(name: str, *tests: str) -> Target:
+    near = tuple(f"tests/comm/test_heap_{test}.py" for test in tests)
+    return Target("memory of the heap", f"tilescale/comm/heap/{name}.py", near)
 
 
-def _persistent(name: str) -> Target:
-    tests = "tests/persistent/test_orders.py", "tests/persistent/test_tasks.py"
+def _persistent(name: str, *further: str) -> Target:
+    tests = tuple(f"tests/persistent/test_{test}.py" for test in ("orders", "tasks", *further))
     return Target("one launch", f"tilescale/passes/persistent/{name}.py", tests)
 
+
+def _decode(name: str, *tests: str) -> Target:
+    near = tuple(f"tests/persistent/test_decode_{test}" for test in tests)
+    return Target("decode steps", f"tilescale/ops/decode{name}.py", near)
+
+
+_LAYERS = "layers.py::test_layers_are_the_reference"
+_SHORT = tuple(f"{_LAYERS}[{what}]" for what in ("several tiles of keys", "several tiles of keys in pages", "float8"))
+_EXPERTS = ("experts.py::test_layers_are_the_reference[all slots, two layers]",
+            "experts.py::test_all_tokens_take_the_same_experts[ties-in order]",
+            "experts.py::test_all_tokens_take_the_same_experts[one expert-in order]",
+            "experts.py::test_the_ring_of_weights_leaves_space_for_tiles_of_experts")  # fmt: skip
+_STEPS = ("step.py::test_logits_are_the_models[float8]", "step.py::test_weights_of_the_model_are_those_of_the_launch",
+          "step.py::test_experts_of_the_model_are_those_of_the_launch", "step.py::test_unsupported_experts_are_named",
+          "step.py::test_unsupported_models_are_named", "step.py::test_a_full_cache_is_an_error")  # fmt: skip
+"""Those of a second each."""
 
 _PROTOCOL = ("rendezvous", "_rendezvous", "refuse", "_arrive", "_key", "receive", "wait", "_wait", "refusal", "status",
              "rank_gone", "_stop_if_hopeless", "_stop_if_elsewhere")  # fmt: skip
@@ -155,14 +172,55 @@ TARGETS = (
     _running("wait_guard", "test_execute_failures", functions=("barrier", "blame", "_scene")),
     _running("diagnosis", "test_execute_failures"),
     _running("occupancy", "test_execute_occupancy"),
+    _running("agreement", "test_execute_failures"),
+    _running("control", "test_execute_calls", "test_conditions"),
+    _running("execute", "test_execute_calls", "test_execute_failures", "test_where_devices_synchronize", "test_nodes"),
+    _running("messages", "test_nodes", "test_messages"),
+    _running("plans", "test_plans", "test_execute_calls", "test_calls_alike", "test_execute_arguments"),
+    _running("queue_parts", "test_execute_queue", "test_queue_between_nodes"),
+    _running("queue_watch", "test_queue_watch", "test_execute_queue"),
+    _running("queued", "test_execute_queue", "test_queue_between_nodes"),
+    _running("queued_exchange", "test_queue_between_nodes"),
+    _running("recording", "test_recording"),
+    _running("repeated", "test_recording", "test_execute_calls"),
+    _running("stream_memory", "test_queue_watch", "test_execute_queue"),
+    _running("stream_order", "test_execute_calls", "test_execute_failures"),
+    _running("timeouts", "test_execute_failures", "test_queue_watch"),
+    _running("toolchain", "test_toolchain"),
     _overlap("scatter", "test_reductions", "test_reads_behind", "test_symbolic"),
     _overlap("tile_collective", "test_tile_collective"),
     _persistent("placement"),
     _persistent("counters"),
     _persistent("dependences"),
+    _persistent("collectives", "chains"),
+    _persistent("phases"),
+    _persistent("rewrite"),
+    _persistent("streams", "streams"),
+    _persistent("task_body"),
+    _persistent("tasks"),
+    _persistent("unroll"),
     Target("arguments of operators", "tilescale/ops/arguments.py", ("tests/ops/test_arguments.py",)),
     _heap("ledger", "arena"),
     _heap("arena", "arena"),
     _heap("address_map", "address_map"),
     _heap("reach", "reach"),
+    _heap("cuda_vmm", "cuda_vmm"),
+    _heap("descriptors", "descriptors", "host"),
+    _heap("group", "providers", "descriptors", "host"),
+    _heap("heap", "arena", "host", "cuda_vmm"),
+    _heap("host", "host"),
+    _heap("mapped", "cuda_vmm", "host"),
+    _heap("open_heaps", "host"),
+    _heap("provider", "providers"),
+    _comm("team", "test_team"),
+    _decode("_sizes", "sizes.py"),
+    _decode("_step", *_STEPS),
+    _decode("_weights", *_STEPS),
+    _decode("_expert_weights", *_STEPS),
+    _decode("_float8", *_SHORT, *_STEPS),
+    _decode("_attention", *_SHORT),
+    _decode("_program", *_SHORT),
+    _decode("", *_SHORT, *_STEPS),
+    _decode("_experts", *_EXPERTS),
+    Target("gradients", "tilescale/ops/partial_gradients.py", ("tests/ops/test_partial_gradients.py",)),
 )
