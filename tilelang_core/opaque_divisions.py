@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quotients and remainders in forms that TVM's simplifiers leave as they are: shifts, masks and truncated divisions.
+"""Quotients and remainders in forms that TVM's simplifiers leave as they are: masks and truncated divisions.
 
 The simplifiers know floor division, and rewrite sums and nests of it. Where they do that wrongly, a division in one of
 these forms keeps its value.
@@ -13,9 +13,7 @@ __all__ = ["opaque_quotient", "opaque_remainder"]
 
 
 def opaque_quotient(a: tirx.PrimExpr, divisor: int) -> tirx.PrimExpr:
-    """`a // divisor` for a positive divisor."""
-    if divisor & (divisor - 1) == 0:
-        return a >> tirx.const(divisor.bit_length() - 1, a.dtype)
+    """`a // divisor` for a positive divisor; not by a shift, of which bounds of threads are derived wrongly."""
     return tirx.truncdiv(a - opaque_remainder(a, divisor), tirx.const(divisor, a.dtype))
 
 
