@@ -13,8 +13,9 @@ __all__ = ["opaque_quotient", "opaque_remainder"]
 
 
 def opaque_quotient(a: tirx.PrimExpr, divisor: int) -> tirx.PrimExpr:
-    """`a // divisor` for a positive divisor; not by a shift, of which bounds of threads are derived wrongly."""
-    return tirx.truncdiv(a - opaque_remainder(a, divisor), tirx.const(divisor, a.dtype))
+    """`a // divisor` for a positive divisor; not by bits, of which bounds of threads are derived wrongly."""
+    by = tirx.const(divisor, a.dtype)
+    return tirx.truncdiv(a - _truncated_remainder(a, by), by)
 
 
 def opaque_remainder(a: tirx.PrimExpr, divisor: int, *, is_positive: bool = False) -> tirx.PrimExpr:
@@ -22,4 +23,8 @@ def opaque_remainder(a: tirx.PrimExpr, divisor: int, *, is_positive: bool = Fals
     by = tirx.const(divisor, a.dtype)
     if divisor & (divisor - 1) == 0:
         return tirx.bitwise_and(a, tirx.const(divisor - 1, a.dtype))
-    return tirx.truncmod(a if is_positive else tirx.truncmod(a, by) + by, by)
+    return tirx.truncmod(a, by) if is_positive else _truncated_remainder(a, by)
+
+
+def _truncated_remainder(a: tirx.PrimExpr, by: tirx.PrimExpr) -> tirx.PrimExpr:
+    return tirx.truncmod(tirx.truncmod(a, by) + by, by)
