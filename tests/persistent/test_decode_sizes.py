@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilescale.ops.decode_sizes import DEPTH, FLOAT8, SLAB, LayerSizes, divisors
+from tilescale.ops.decode_sizes import DEPTH, FLOAT8, SLAB, SPAN, LayerSizes, divisors
 
 
 def busiest(tasks: int, blocks: int) -> int:
@@ -29,7 +29,7 @@ def test_a_task_of_sequences_has_those_of_the_batch():
 @pytest.mark.parametrize("weights", ["bfloat16", FLOAT8])
 @pytest.mark.parametrize("batch", [1, 16])
 @pytest.mark.parametrize("blocks", [16, 132])
-@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (6144, 4096), (4096, 14336)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (6144, 4096), (4096, 14336), (128, 2048)])
 def test_the_busiest_block_loads_the_fewest_weights(weights: str, batch: int, blocks: int, outputs: int, inputs: int):
     sizes = LayerSizes(batch=batch, blocks=blocks, weights=weights)
     tiles, steps = outputs // sizes.tile_rows, inputs // DEPTH
@@ -54,6 +54,12 @@ def test_a_task_of_experts_has_a_multiple_of_16_outputs_up_to_64(blocks: int, in
 
     able = [n for n in range(16, 65, 16) if inner % n == 0]
     assert sizes.gated == max(n for n in able if outputs(n) == min(map(outputs, able)))
+
+
+@pytest.mark.parametrize("batch", [1, 5, 16])
+def test_tasks_of_attention_have_all_keys(batch: int):
+    sizes = LayerSizes(batch=batch, keys=1024)
+    assert sizes.spans * sizes.tiles * SPAN == 1024
 
 
 def test_slots_are_experts_that_are_chosen_at_most():

@@ -13,6 +13,7 @@ from tests.persistent.float8_linear import to_float8
 from tilescale import ops
 from tilescale.errors import ArgumentError
 from tilescale.hda import Machine
+from tilescale.ops import decode_expert_weights
 from tilescale.ops.decode_sizes import LayerSizes
 from tilescale.ops.decode_step import _fastest
 from tilescale.settings import settings
@@ -98,6 +99,17 @@ def test_experts_of_the_model_are_those_of_the_launch(few_blocks: None):
     assert model(tokens).logits.equal(same(tokens).logits)
     model.model.layers[1].mlp.experts.down_proj[3].zero_()
     assert not step.Wdown[1, 3].any() and step.Wdown[1, 2].any()
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_rank_has_its_features_of_whole_experts(rank: int):
+    """Of the gate, of the rows behind it, and of the columns of the second product."""
+    gate_up, down = torch.arange(2 * 12 * 5).view(2, 12, 5), torch.arange(2 * 5 * 6).view(2, 5, 6)
+    wanted = (gate_up, (2, 4, 5)), (down, (2, 5, 2))
+    mine = [decode_expert_weights._part(x, torch.empty(shape), rank) for x, shape in wanted]
+    begin, end = 2 * rank, 2 * rank + 2
+    assert mine[0].equal(torch.cat([gate_up[:, begin:end], gate_up[:, 6 + begin : 6 + end]], 1))
+    assert mine[1].equal(down[..., begin:end])
 
 
 @pytest.mark.parametrize(
