@@ -108,7 +108,8 @@ _EXPERTS = ("experts.py::test_layers_are_the_reference[all slots, two layers]",
             "experts.py::test_the_ring_of_weights_leaves_space_for_tiles_of_experts")  # fmt: skip
 _STEPS = ("step.py::test_logits_are_the_models[float8]", "step.py::test_weights_of_the_model_are_those_of_the_launch",
           "step.py::test_experts_of_the_model_are_those_of_the_launch", "step.py::test_unsupported_experts_are_named",
-          "step.py::test_unsupported_models_are_named", "step.py::test_a_full_cache_is_an_error")  # fmt: skip
+          "step.py::test_unsupported_models_are_named", "step.py::test_a_full_cache_is_an_error",
+          "step.py::test_a_rank_has_its_features_of_whole_experts")  # fmt: skip
 """Those of a second each."""
 
 _PROTOCOL = ("rendezvous", "_rendezvous", "refuse", "_arrive", "_key", "receive", "wait", "_wait", "refusal", "status",
