@@ -48,7 +48,7 @@ def command(launcher: str, ranks: int) -> list[str]:
         # --tee hands the ranks' output on line by line; on one pipe their tracebacks would run into each other.
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--tee", "3"]
         return [*torchrun, f"--nproc-per-node={ranks}"]
-    return [*mpirun(), "-n", str(ranks), warm.python()]
+    return [*mpirun(), "-n", str(ranks), sys.executable]
 
 
 def mpirun() -> list[str]:
