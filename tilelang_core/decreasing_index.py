@@ -18,7 +18,8 @@ from typing import Any
 from tvm import tirx
 
 from tilelang_core.ir import constant, contains, simplify, substitute, variables, walk
-from tilelang_core.opaque_divisions import opaque_quotient, opaque_remainder
+from tilelang_core.loop_ranges import analyzer_of, loop_ranges
+from tilelang_core.opaque_divisions import opaque_quotient, opaque_remainder, shift
 from tilelang_core.rewrite import at, rewrite
 
 _DIVISIONS = tirx.FloorMod, tirx.FloorDiv
@@ -28,6 +29,7 @@ _ARITHMETIC = tirx.Add, tirx.Sub, tirx.Mul, *_DIVISIONS, tirx.Min, tirx.Max
 def with_kept_divisions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if it has such numbers one with these in an opaque form."""
     loops, names = loops_and_names(func.body)
+    analyzer = analyzer_of(loop_ranges(func.body))
     changed = False
 
     def kept(value: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -36,9 +38,10 @@ def with_kept_divisions(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return value
         a, b = kept(value.a), kept(value.b)
         divisor = constant(b) if isinstance(value, _DIVISIONS) else None
-        if divisor is not None and divisor > 0 and _falls(spelled_out(value.a, names), divisor, loops):
+        if divisor is not None and divisor > 0 and _falls(dividend := spelled_out(value.a, names), divisor, loops):
             changed = True
-            return (opaque_remainder if isinstance(value, tirx.FloorMod) else opaque_quotient)(a, divisor)
+            made = opaque_remainder if isinstance(value, tirx.FloorMod) else opaque_quotient
+            return made(a, divisor, shift(dividend, divisor, analyzer))
         return value if a.same_as(value.a) and b.same_as(value.b) else type(value)(a, b)
 
     def leave(node: Any) -> Any:
@@ -67,7 +70,7 @@ def loops_and_names(body: tirx.Stmt) -> tuple[set[tirx.Var], dict[tirx.Var, tirx
             loops.add(node.loop_var)
         elif isinstance(node, tirx.AttrStmt) and isinstance(node.node, tirx.IterVar):
             loops.add(node.node.var)
-        elif isinstance(node, tirx.Bind) and isinstance(node.value, (*_ARITHMETIC, tirx.Var)):
+        elif isinstance(node, tirx.Bind) and isinstance(node.value, (*_ARITHMETIC, tirx.Var, tirx.IntImm)):
             names[node.var] = spelled_out(node.value, names)
 
     walk(body, visit)

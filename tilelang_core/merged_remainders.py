@@ -126,4 +126,6 @@ def _opaque(index: tirx.PrimExpr, analyzer: Analyzer) -> tirx.PrimExpr:
     divisor = constant(b) if isinstance(index, tirx.FloorMod) else None
     if divisor is None or divisor < 1:
         return type(index)(a, b)
-    return opaque_remainder(a, divisor, is_positive=analyzer.can_prove(index.a >= 0))
+    if divisor & (divisor - 1) == 0:
+        return tirx.bitwise_and(a, tirx.const(divisor - 1, a.dtype))
+    return opaque_remainder(a, divisor, 0 if analyzer.can_prove(index.a >= 0) else None)
