@@ -119,6 +119,8 @@ def test_a_load_waits_until_few_are_in_flight(small: Machine, monkeypatch: pytes
         tilescale.emulate(kernel.ir, [got], machine=small, time=False, check="all")
         assert all(a.equal(b) for a, b in zip(got, want, strict=True))
     assert waits[0] == 2 < waits[1], "uses of stages wait, and then loads too"
+    _, first, others = kernel.python.split("for load", 2)
+    assert "tma_copy(V" not in first and "tma_copy(V" in others, "no block gets so far: TileLang refuses dead copies"
 
 
 def test_a_loop_of_phases_with_and_without_loads_goes_through_the_ring(small: Machine):

@@ -154,7 +154,8 @@ class Ring:
         for begin, end in ((0, self.flight), (self.flight, stages)):
             if begin < end:
                 number = ir.Var("load", "int32")
-                first = self._load(number, self._reached(0), is_first=not begin)
+                zero = np.zeros((1, self._executed[1].shape[1]), int)
+                first = self._load(number, self._phases_of(zero + begin, zero + end), is_first=not begin)
                 self.begin.append(ir.For(number, begin, end - begin, ir.ForKind.SERIAL, first))
 
     @classmethod
@@ -195,7 +196,7 @@ class Ring:
             return None
 
         used = tir.rewrite(stream.loop.body, enter=enter, leave=leave)
-        refill = self._load(load + self.stages, self._reached(self.stages, number), loop, mine + self.stages)
+        refill = self._load(load + self.stages, self._reached(number), loop, mine + self.stages)
         inner = tir.sequence([ir.Bind(load, mine + iterations), used, refill])
         again = ir.For(stream.loop.loop_var, 0, stream.loop.extent, ir.ForKind.SERIAL, inner)
         return tir.rewrite(body, enter=lambda node: tir.at(again, stream.loop) if node.same_as(stream.loop) else None)
@@ -220,12 +221,14 @@ class Ring:
         ends = np.cumsum(counts, axis=0)
         return order, ends - counts, ends
 
-    def _reached(self, ahead: int, number: int | None = None) -> list[int]:
-        """Phases that a load is of which a task of a phase issues so far ahead; without, one before the first task."""
+    def _reached(self, number: int) -> list[int]:
+        """Phases that the loads are of which tasks of a phase issue, one ring ahead."""
         order, begins, ends = self._executed
-        zero = np.zeros((1, begins.shape[1]), int)
-        first = zero if number is None else begins[order == number] + ahead
-        last = zero + self.stages if number is None else ends[order == number] + ahead
+        return self._phases_of(begins[order == number] + self.stages, ends[order == number] + self.stages)
+
+    def _phases_of(self, first: np.ndarray, last: np.ndarray) -> list[int]:
+        """Phases that loads are of whose numbers are in a range of each block, or in one of several."""
+        order, begins, ends = self._executed
         shared = np.maximum(begins, first[:, None]) < np.minimum(ends, last[:, None])
         return sorted({int(phase) for phase in order[shared.any(axis=(0, 2))]})
 
