@@ -188,7 +188,13 @@ def compare(
 
 
 @pytest.mark.parametrize(
-    "form", [{}, {"page": 16, "pages": 1024}, {"weights": FLOAT8}], ids=["plain", "pages", "float8"]
+    "form",
+    [
+        {},
+        pytest.param({"page": 16, "pages": 1024}, marks=pytest.mark.nightly),
+        pytest.param({"weights": FLOAT8}, marks=pytest.mark.nightly),
+    ],
+    ids=["plain", "pages", "float8"],
 )
 def test_sixteen_sequences_compile(form: dict[str, Any]):
     """Their tasks of attention have several tiles of keys; the ring of weights takes what shared memory those leave."""
