@@ -303,7 +303,7 @@ OPERATORS: dict[str, tuple[Any, ...]] = {
     "gemm_rs": (2, GEMM),
     "gemm_ar": (2, GEMM, 132),
     "ag_columns_gemm": (2, GEMM),
-    "grouped_gemm": (0, 4096, 4096, "bfloat16", True),
+    "grouped_gemm": (0, 4096, 4096, "bfloat16", True, 132),
     "sequence_attention": (2, 1, 16, 4, 128, "bfloat16", True, True, True, 0.1),
     "attention_backward": (2, 1, 16, 4, 128, "bfloat16", True, True, True, 0.1),
 }
