@@ -33,8 +33,10 @@ help:
 	@echo "make clean   remove the virtual environment and all caches"
 	@echo "PYTHON=...   which Python (3.10 to 3.13) makes the environment; now $(PYTHON)"
 
-# The picture is of emulated devices; where there are several GPUs, the program runs on them first.
-demo: $(READY)
+# The picture is of emulated devices; where there are several GPUs, the program runs on them first. An environment of
+# somebody else's will do, if TileScale is installed there.
+demo:
+	@[ -x $(BIN)/tilescale ] && [ ! -e $(OURS) ] || $(MAKE) --no-print-directory $(READY)
 	@if [ $(GPUS) -gt 1 ]; then $(BIN)/tilescale run -n $(GPUS) examples/distributed/22_ag_gemm_overlapped.py; fi
 	@mkdir -p build && $(BIN)/python examples/demo.py --to build/demo.svg
 

@@ -57,6 +57,27 @@ def test_an_environment_of_others_stays(tree: Path, target: str, kind: str):
     assert not asked(tree)
 
 
+def test_the_demo_runs_where_others_installed_tilescale(tree: Path):
+    binaries = tree / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    for name in ("python", "tilescale"):
+        shutil.copy(tree / "stub", binaries / name)
+    assert make(tree, "demo").returncode == 0
+    assert asked(tree)[-1] == "examples/demo.py --to build/demo.svg"
+    assert not [call for call in asked(tree) if "install" in call]
+
+
+def test_the_demo_makes_an_environment_where_there_is_none(tree: Path):
+    assert make(tree, "demo").returncode == 0
+    assert (tree / ".venv" / ".ready").exists()
+    (tree / ".venv" / ".ready").unlink()
+    assert make(tree, "demo").returncode == 0
+    assert (tree / ".venv" / ".ready").exists()
+    other = tree / "other"
+    (other / "bin").mkdir(parents=True)
+    assert "was not made by make" in make(tree, "demo", f"VENV={other}").stderr
+
+
 def test_an_environment_of_ours_is_made_once_and_updated(tree: Path):
     assert make(tree, "lint").returncode == 0
     (tree / ".venv" / "kept").write_text("installed later")
