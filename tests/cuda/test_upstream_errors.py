@@ -73,6 +73,17 @@ def plain_odd_tile() -> Any:
     return run
 
 
+def cleared_odd_tile() -> Any:
+    @T.prim_func
+    def run(X: T.Tensor((33, 20), "float32")):
+        with T.Kernel(1, threads=128):
+            values = T.alloc_shared((33, 20), "float32")
+            T.clear(values)  # in shared memory
+            T.copy(values, X)
+
+    return run
+
+
 def partial_loop() -> Any:
     @T.prim_func
     def run(X: T.Tensor((100,), "float32")):
@@ -95,6 +106,7 @@ def partial_loop() -> Any:
             "into registers",
         ),
         (lambda: summed(32, 48), "cannot be distributed evenly over the threads", "the sums"),
+        (cleared_odd_tile, "in T.clear or T.fill cannot be distributed evenly", "in shared memory"),
         (plain_odd_tile, "cannot be distributed evenly over the threads", "an odd tile"),
         (only_cleared, "tile unused in registers", "and nothing else"),
         (partial_loop, "threads must synchronize inside a loop", None),

@@ -30,8 +30,8 @@ class KnownError:
 
 _EVEN = (
     "let the number of elements be a multiple of the number of threads, by a larger tile (copies fill what is beyond a "
-    'tensor with 0) or other threads=, or put the tile into shared memory (level="l1"); of a tile that is reduced, or '
-    "has three dimensions, let the extents be powers of two"
+    'tensor with 0) or other threads=, or put the tile into shared memory (level="l1"), where a loop of T.Parallel '
+    "clears tiles of any size; let the extents of a tile that is reduced, or has three dimensions, be powers of two"
 )
 KNOWN = (
     KnownError(
@@ -43,7 +43,8 @@ KNOWN = (
     KnownError(
         r"no available layout found|Layout Layout\(.* has errors",
         ShapeError,
-        "the elements of a tile in registers, or of three dimensions, cannot be distributed evenly over the threads",
+        "the elements of a tile in registers, of three dimensions, or in T.clear or T.fill cannot be distributed "
+        "evenly over the threads",
         _EVEN,
     ),
     KnownError(
@@ -56,7 +57,7 @@ KNOWN = (
         r"The layout of fragment (\w+) has no place for some elements",
         UnsupportedError,
         "some elements of the tile {0} in registers would be lost: TileLang distributes the tile over threads by a "
-        "statement that uses only a part of it, or uses it in a falling order",
+        "statement that uses only a part of it, or uses it in decreasing order",
         'use it as a whole and in order, or put it into shared memory (level="l1"), or declare fewer elements',
     ),
     KnownError(
