@@ -152,13 +152,14 @@ def test_more_clusters_than_fit_at_once():
     assert x.tolist() == [b ^ 1 for b in range(640)]
 
 
-def test_a_grid_that_does_not_divide_into_clusters():
+@pytest.mark.parametrize(("blocks", "cluster"), [(5, (2, 1, 1)), (4, (1, 2, 1))])
+def test_a_grid_that_does_not_divide_into_clusters(blocks, cluster):
     @T.prim_func
     def program(X: T.Tensor((4,), "int32")):
-        with T.Kernel(5, threads=32, cluster_dims=(2, 1, 1)) as b:
+        with T.Kernel(blocks, threads=32, cluster_dims=cluster) as b:
             X[b] = 1
 
-    with pytest.raises(LaunchError, match="5.*does not divide into clusters of.*2"):
+    with pytest.raises(LaunchError, match=f"{blocks}.*does not divide into clusters of.*2"):
         tilescale.emulate(program, [blank(4, dtype="int32")])
 
 

@@ -199,6 +199,27 @@ def test_cluster_too_large(mistake, extent):
                 A[bx] = 1
 
 
+@pytest.mark.parametrize(("cluster", "grid"), [(2, 3), ((2, 2), 4), (4, (2, 4))])
+def test_a_grid_that_does_not_divide_into_clusters(mistake, cluster, grid):
+    with mistake(LaunchError, "does not divide into clusters", "the grid counts all programs"):
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "float32")):
+            with T.Kernel(device=2, cta_cluster=cluster, block=grid, threads=128):  # <-
+                A[0] = 1
+
+
+@pytest.mark.parametrize("level", ["device", "cta_cluster", "block"])
+def test_a_truth_value_is_no_extent(mistake, level):
+    """TileLang makes one of `grid or 4`."""
+    with mistake(LaunchError, f"{level}=True", "positive number"):
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "float32")):
+            with T.Kernel(threads=128, **{level: True}):  # <-
+                A[0] = 1
+
+
 def test_more_devices_than_the_machine(mistake):
     with mistake(LaunchError, "16 units of level 'device'", "machine 'h200-sxm-8' has 8", "at most 8"):
 

@@ -45,10 +45,11 @@ def Kernel(  # noqa: N802 - a name of the language
         threads: threads of one program. A level of threads may be named instead (`warpgroup=2`).
         prelude, cluster_dims: as in TileLang.
         in_order: whether programs rely on starting in the order of their numbers, the first axis fastest: one that
-            waits for those of lower numbers on any device gets on, though not all programs have a place at once. GPUs
-            start them so; the emulator tries other orders as well, unless this is said.
-        levels: extents by level name. Levels above the program take an int or `T.ALL`, the program level one int or
-            a tuple (its first axis runs fastest), a cluster level the number of programs in a cluster or a tuple.
+            waits for those of lower numbers on any device makes progress, though not all programs are resident at once.
+            GPUs start them in this order; without the option the emulator tries other orders as well.
+        levels: extents by level name. Levels above the program take an int or `T.ALL`. The program level takes an int
+            or a tuple, the whole grid, its first axis fastest. A cluster level takes the number of programs in a
+            cluster, or a tuple: each axis of the grid is a multiple of it.
 
     Raises:
         UnknownLevelError: a name that the machine does not describe.
@@ -86,6 +87,7 @@ class _Request:
         self.threads = _threads(threads)
         self.cluster = cluster
         self.in_order = in_order
+        self.cluster_level: Level | None = None
         self.units: dict[str, Any] = {}
 
     def add(self, name: str, extent: Any) -> None:
@@ -111,7 +113,8 @@ class _Request:
                 hint=f"launch clusters of at most {level.max_size}",
                 where=here(),
             )
-        self.cluster = dims + (1,) * (3 - len(dims))
+        self.cluster = _three(dims)
+        self.cluster_level = level
 
     def _add_unit(self, level: Level, extent: Any) -> None:
         owner = self.machine.tensor_level.name
@@ -145,6 +148,8 @@ class _Request:
             for level in self.machine.levels[finest:coarsest]:
                 if level.kind == "unit":
                     self.units.setdefault(level.name, 1)
+        if self.cluster_level is not None:
+            self._check_clusters(self.cluster_level)
         for name, extent in self.units.items():
             self._check_count(self.machine.level(name), extent)
         if not self.machine.program_level.virtual:
@@ -152,6 +157,15 @@ class _Request:
         extents = {EXTENT + name: ir.int_node(extent) for name, extent in self.units.items()}
         order = {IN_ORDER: ir.int_node(1)} if self.in_order else {}
         return {**extents, **order, MACHINE: ir.StringImm(self.machine.digest)}
+
+    def _check_clusters(self, level: Level) -> None:
+        grid = [plain(n) for n in _three(self.blocks)]
+        if any(isinstance(n, int) and n % cluster for n, cluster in zip(grid, self.cluster, strict=True)):
+            raise LaunchError(
+                f"a grid of {self.blocks} programs does not divide into clusters of {self.cluster}",
+                hint=f"the grid counts all programs: make each axis a multiple of {level.name}'s",
+                where=here(),
+            )
 
     def _check_count(self, level: Level, wanted: Any) -> None:
         coarser = [x for x in self.units if self.machine.index(x) > self.machine.index(level.name)]
@@ -166,9 +180,13 @@ class _Request:
             )
 
 
+def _three(dims: tuple[Any, ...]) -> tuple[Any, ...]:
+    return dims + (1,) * (3 - len(dims))
+
+
 def _dims(level: Level, extent: Any) -> tuple[Any, ...]:
     dims = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
-    if not 1 <= len(dims) <= 3 or not all(isinstance(plain(n), ir.PrimExpr) or _is_count(plain(n)) for n in dims):
+    if not 1 <= len(dims) <= 3 or not all(_is_count(n) or isinstance(plain(n), ir.PrimExpr) for n in dims):
         raise LaunchError(
             f"{level.name}={extent!r}: the extent of this level is a positive number, or a tuple of up to three",
             hint=f"write {level.name}=n or {level.name}=(nx, ny)",
@@ -178,19 +196,18 @@ def _dims(level: Level, extent: Any) -> tuple[Any, ...]:
 
 
 def _count(level: Level, extent: Any, otherwise: str = "") -> int:
-    count = plain(extent)
-    if not _is_count(count):
+    if not _is_count(extent):
         raise LaunchError(
             f"{level.name}={extent!r}: the extent of this level is a positive number {otherwise}".rstrip(),
             hint=f"write {level.name}=n with n at least 1",
             where=here(),
         )
-    return count
+    return plain(extent)
 
 
 def _threads(threads: Any) -> Any:
     """`threads=` of a launch: a positive number, or up to three; None leaves the choice to the back end."""
-    counts = [plain(n) for n in (threads if isinstance(threads, tuple | list) else [threads])]
+    counts = threads if isinstance(threads, tuple | list) else [threads]
     if threads is not None and not (1 <= len(counts) <= 3 and all(map(_is_count, counts))):
         raise LaunchError(
             f"threads={threads!r}: a program has a positive number of threads, or a tuple of up to three",
@@ -200,8 +217,10 @@ def _threads(threads: Any) -> Any:
     return threads
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value >= 1
+def _is_count(extent: Any) -> bool:
+    """Whether an extent is a positive number; not a truth value, such as TileLang makes of `a or b`."""
+    value = plain(extent)
+    return not isinstance(extent, bool) and isinstance(value, int) and value >= 1
 
 
 def _twice(what: str, given: Any, level: Level, extent: Any) -> LaunchError:

@@ -75,10 +75,11 @@ class Grid:
     @cached_property
     def clusters(self) -> list[list[tuple[int, ...]]]:
         """Program indices, grouped by cluster, in launch order: the first axis fastest."""
-        dims = (self.plan.launch.cluster + (1,) * len(self.shape))[: len(self.shape)]
-        if any(n % c for n, c in zip(self.shape, dims, strict=True)):
+        cluster = self.plan.launch.cluster
+        dims = cluster[: len(self.shape)]
+        if any(n % c for n, c in zip(self.shape + (1,) * (3 - len(self.shape)), cluster, strict=True)):
             raise LaunchError(
-                f"a grid of {self.shape} programs does not divide into clusters of {dims}",
+                f"a grid of {self.shape} programs does not divide into clusters of {cluster}",
                 hint="make each axis of the grid a multiple of the cluster's",
                 where=self.plan.launch.where,
             )
