@@ -47,6 +47,12 @@ def test_texts_of_programs_read_neither_them_nor_scans():
     assert without_host_headers(text) == text
 
 
+def test_later_headers_find_the_library_under_any_condition():
+    condition = "#ifdef ENABLE_BF16\n#include <tl_templates/cuda/cuda_bf16_fallbacks.cuh>\n#endif\n"
+    text = without_host_headers(KERNEL.replace('extern "C"', condition + 'extern "C"'))
+    assert "#pragma pop_macro" in text.partition(condition)[2]
+
+
 def test_scans_that_are_called_are_included():
     assert SCANS in without_host_headers(KERNEL.replace("exp2f(", "tl::CumSum1D<128>::run("))
 

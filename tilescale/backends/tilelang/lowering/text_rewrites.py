@@ -116,6 +116,8 @@ _BEGIN = "".join(f"#include <{name}>\n" for name in _READ) + _IF + "".join(
 _END = f"\n{_IF}" + "".join(f'#pragma pop_macro("{name}")\n' for name in _GUARDS) + "#endif"
 
 _INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
+_LINE = re.compile(rf"^{_TILELANG}.*(\n#endif)?$", re.MULTILINE)
+"""A line that includes a header of TileLang, with the end of the condition that it is under."""
 _LIBRARY = re.compile(r"(?<!cuda::)\bstd::")
 _SCANS, _SCAN = f"{_TILELANG}scan.h>\n", re.compile(r"\btl::(Cum|InclusiveScan|Scan)")
 
@@ -134,5 +136,5 @@ def without_host_headers(text: str) -> str:
         return text
     if not _SCAN.search(text):
         text = text.replace(_SCANS, "")
-    begin, end = text.index(_TILELANG), text.index("\n", text.rindex(_TILELANG))
+    begin, end = text.index(_TILELANG), [*_LINE.finditer(text)][-1].end()
     return f"{text[:begin]}{_BEGIN}{text[begin:end]}{_END}{text[end:]}"
