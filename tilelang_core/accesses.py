@@ -18,7 +18,7 @@ from tvm.tirx.expr import CallEffectKind
 
 from tilelang_core import tl
 from tilelang_core.canonical_form import simplified
-from tilelang_core.ir import proves, statements
+from tilelang_core.ir import contains, proves, statements
 
 READS, WRITES = 1, 2
 """The bits of a region's access mask."""
@@ -226,15 +226,9 @@ def span(begin: Any, extent: Any, ranges: dict[tirx.Var, tuple[Any, Any]]) -> tu
     ends = [analyzer.int_set(tirx.convert(expr), sets) for expr in (begin, begin + extent)]
     low, high = ends[0].min_value, ends[1].max_value
     unknown = [*ranges, arith.int_set.pos_inf(), arith.int_set.neg_inf()]
-    if any(_uses(bound, var) for bound in (low, high) for var in unknown):
+    if any(contains(bound, lambda node: any(map(node.same_as, unknown))) for bound in (low, high)):
         return None
     return simplified(low, analyzer), simplified(high, analyzer)
-
-
-def _uses(expr: Any, var: tirx.Var) -> bool:
-    found: list[bool] = []
-    stmt_functor.post_order_visit(expr, lambda node: found.append(True) if node.same_as(var) else None)
-    return bool(found)
 
 
 def known_before(a: Any, b: Any) -> bool:

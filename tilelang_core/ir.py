@@ -79,13 +79,12 @@ __all__ = [
     "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "VARIABLE", "Add", "AllocBuffer", "Analyzer", "And", "Array",
     "AssertStmt", "AttrStmt", "Bind", "Broadcast", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call",
     "Cast", "DeclBuffer", "Div", "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse",
-    "IntImm", "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range",
-    "SBlock", "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While",
-    "at_most", "attribute", "bits", "buffer_location", "children", "constant", "constants", "contains",
-    "extern_arguments", "fingerprint", "in_order", "int_node", "integer", "is_for_all", "is_pure", "loaded_element",
-    "mark_arguments", "op_name", "parameters", "proves", "region_in", "region_parts",
-    "regions_of_copy", "same",
-    "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables",
+    "IntImm", "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock",
+    "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "at_most",
+    "attribute", "bits", "buffer_location", "children", "constant", "constants", "contains", "extern_arguments",
+    "fingerprint", "in_order", "instances", "int_node", "integer", "is_for_all", "is_pure", "loaded_element",
+    "mark_arguments", "nodes", "op_name", "parameters", "proves", "region_in", "region_parts", "regions_of_copy",
+    "same", "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables",
     "walk", "with_regions",
 ]  # fmt: skip
 
@@ -247,6 +246,24 @@ def walk(node: Node, visit: Callable[[Any], None]) -> None:
         return True
 
     stmt_functor.pre_order_visit(node, each)
+
+
+def nodes(node: Node, wanted: Callable[[Any], bool] = lambda _: True) -> list[Any]:
+    """`node` and the nodes below it, parents first, but only those for which `wanted` holds."""
+    found: list[Any] = []
+
+    def visit(below: Any) -> bool:
+        if wanted(below):
+            found.append(below)
+        return True
+
+    stmt_functor.pre_order_visit(node, visit)
+    return found
+
+
+def instances(node: Node, *kinds: type) -> list[Any]:
+    """`node` and the nodes below it, parents first, but only those of some classes."""
+    return nodes(node, lambda below: isinstance(below, kinds))
 
 
 def uses(stmt: Stmt) -> list[Var]:

@@ -11,6 +11,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from tilelang_core import tl
+from tilelang_core.ir import contains
 from tilelang_core.rewrite import LAUNCH, at, launch_nest, relooped, rewrite, sequence
 
 _AXES = "xyz"
@@ -21,7 +22,7 @@ def in_one_form(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def enter(node: Any) -> Any:
         if _bound_axis(node) is not None:
-            return node if _contains_launch(node) else _from_loops(node)
+            return node if contains(node, _is_launch) else _from_loops(node)
         if isinstance(node, tirx.SeqStmt) and any(map(_is_launch, node.seq)):
             return _with_grids(node, enter)
         return None
@@ -37,18 +38,6 @@ def _bound_axis(node: Any) -> str | None:
 
 def _is_launch(node: Any) -> bool:
     return isinstance(node, tirx.SBlockRealize) and node.block.name_hint == LAUNCH
-
-
-def _contains_launch(stmt: tirx.Stmt) -> bool:
-    found = False
-
-    def visit(node: Any) -> bool:
-        nonlocal found
-        found = found or _is_launch(node)
-        return not found
-
-    tirx.stmt_functor.pre_order_visit(stmt, visit)
-    return found
 
 
 def _with_grids(seq: tirx.SeqStmt, enter: Any) -> tirx.Stmt:

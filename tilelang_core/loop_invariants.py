@@ -17,7 +17,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import stmt_functor
 
-from tilelang_core.ir import constant, contains, op_name, walk
+from tilelang_core.ir import constant, contains, instances, op_name
 from tilelang_core.rewrite import relooped, rewrite, sequence
 
 _ARITHMETIC = (
@@ -53,16 +53,8 @@ def _hoisted(stmt: tirx.Stmt) -> tirx.Stmt:
 
 def _defined(loop: tirx.For) -> set[tirx.Var]:
     """Variables that have another value in each iteration of a loop."""
-    found = {loop.loop_var}
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.For):
-            found.add(node.loop_var)
-        elif isinstance(node, tirx.Bind | tirx.Let):
-            found.add(node.var)
-
-    walk(loop.body, visit)
-    return found
+    bound = {node.var for node in instances(loop.body, tirx.Bind, tirx.Let)}
+    return bound | {inner.loop_var for inner in instances(loop, tirx.For)}
 
 
 def _named(body: tirx.Stmt, varying: set[tirx.Var], names: dict[str, tirx.Bind]) -> tirx.Stmt:

@@ -8,13 +8,12 @@ that never live at the same time get the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx import stmt_functor
 
-from tilelang_core.ir import walk
+from tilelang_core.ir import instances
 from tilelang_core.rewrite import relooped, rewrite, sequence
 
 ITERATIONS = "tilescale.iterations"
@@ -23,10 +22,10 @@ ITERATIONS = "tilescale.iterations"
 
 def with_tiles_in_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if it has such a loop, one that allocates the loop's tiles in its body."""
-    loops = _found(func.body, lambda node: isinstance(node, tirx.For) and ITERATIONS in node.annotations)
+    loops = [loop for loop in instances(func.body, tirx.For) if ITERATIONS in loop.annotations]
     if not loops:
         return func
-    tiles = _found(func.body, lambda node: isinstance(node, tirx.AllocBuffer) and node.buffer.scope() == "shared.dyn")
+    tiles = [tile for tile in instances(func.body, tirx.AllocBuffer) if tile.buffer.scope() == "shared.dyn"]
     names = [(_named(loop.body), _named(func.body, loop)) for loop in loops]
     own = [[tile for tile in tiles if tile.buffer.data in inside - outside] for inside, outside in names]
 
@@ -40,12 +39,6 @@ def with_tiles_in_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return None
 
     return func.with_body(rewrite(func.body, enter=enter))
-
-
-def _found(stmt: tirx.Stmt, which: Callable[[Any], bool]) -> list[Any]:
-    found: list[Any] = []
-    walk(stmt, lambda node: found.append(node) if which(node) else None)
-    return found
 
 
 def _named(stmt: tirx.Stmt, but: tirx.Stmt | None = None) -> set[tirx.Var]:

@@ -19,7 +19,7 @@ from tvm.arith import Analyzer, iter_map_simplify
 from tvm.error import InternalError
 from tvm.ir import Range
 
-from tilelang_core.ir import constant, contains, walk
+from tilelang_core.ir import constant, contains, variables
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.opaque_divisions import opaque_remainder
 from tilelang_core.rewrite import at, rewrite
@@ -59,9 +59,7 @@ def _loses_value(node: tirx.BufferLoad | tirx.BufferStore, ranges: Mapping[tirx.
     if not any(contains(index, _is_remainder_of_sum) for index in node.indices):
         return False
     offsets = list(node.buffer.offset_of(node.indices))
-    used: set[tirx.Var] = set()
-    for offset in offsets:
-        walk(offset, lambda inner: used.add(inner) if isinstance(inner, tirx.Var) else None)
+    used = {var for offset in offsets for var in variables(offset)}
     iters = {var: ranges[var] for var in used if var in ranges}
     try:
         simplified = iter_map_simplify(offsets, iters, True, "surjective")

@@ -103,9 +103,7 @@ class _Layouts:
 
 
 def _numbers(node: Any) -> list[int]:
-    found: list[int] = []
-    ir.walk(node, lambda n: found.append(ir.integer(n.args[-1])) if ir.op_name(n) in CALLS else None)
-    return found
+    return [ir.integer(call.args[-1]) for call in ir.nodes(node, lambda n: ir.op_name(n) in CALLS)]
 
 
 @dataclass(frozen=True)

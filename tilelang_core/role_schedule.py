@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm.tirx import stmt_functor
 
 from tilelang_core import tl
-from tilelang_core.ir import op_name
+from tilelang_core.ir import instances, op_name
 from tilelang_core.rewrite import relooped
 from tilelang_core.specialise import made_roles
 
@@ -90,14 +90,7 @@ def tiles(func: tirx.PrimFunc) -> list[tirx.Buffer]:
 
 
 def _root(func: tirx.PrimFunc) -> tirx.SBlock:
-    found: list[tirx.SBlock] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.SBlock) and node.name_hint == _BLOCK:
-            found.append(node)
-
-    stmt_functor.post_order_visit(func.body, visit)
-    return found[0]
+    return next(block for block in instances(func.body, tirx.SBlock) if block.name_hint == _BLOCK)
 
 
 def scheduled(

@@ -10,7 +10,6 @@ import tilelang.cuda.transform
 import tvm
 from tilelang.backend.target import determine_target
 from tvm import tirx
-from tvm.tirx import stmt_functor
 
 from tilelang_core import ir, tl
 from tilelang_core.prover import proving
@@ -69,14 +68,8 @@ def made_roles(func: tirx.PrimFunc, target: Any, last: str) -> tirx.PrimFunc:
 def branches(func: tirx.PrimFunc, target: Any) -> tuple[tirx.Stmt, tirx.Stmt] | None:
     """The producer's branch and the other threads' branch of a function's pipelined loop; None: it has no producer."""
     made = made_roles(func, target, "ProducerConsumerWarpSpecialized")
-    found: list[tuple[tirx.Stmt, tirx.Stmt]] = []
-
-    def visit(node: Any) -> None:
-        if ir.has_roles(node):
-            found.append((node.body.then_case, node.body.else_case))
-
-    stmt_functor.post_order_visit(made.body, visit)
-    return found[0] if found else None
+    roles = ir.nodes(made.body, ir.has_roles)
+    return (roles[0].body.then_case, roles[0].body.else_case) if roles else None
 
 
 def is_load(node: Any) -> bool:

@@ -18,11 +18,11 @@ from tilelang.utils.language import to_tile_region
 from tvm import ir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as tir_builder
-from tvm.tirx import stmt_functor
 from tvm.tirx.script.builder.ir import attr as attr_frame
 from tvm.tirx.script.builder.ir import sblock_attr
 
 from tilelang_core.dialect import SCOPE_ATTR
+from tilelang_core.ir import instances
 
 __all__ = [
     "DEFAULT_THREADS", "JITNoBuilderError", "bind", "bind_view", "call", "conditions", "copy_regions", "definition",
@@ -171,14 +171,8 @@ def conditions() -> Iterator[tirx.PrimExpr]:
 
 def note_of(func: tirx.PrimFunc, key: str) -> str | None:
     """The first value of a launch annotation anywhere in a function."""
-    found: list[str] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.SBlock) and key in node.annotations:
-            found.append(str(node.annotations[key].value))
-
-    stmt_functor.post_order_visit(func.body, visit)
-    return found[0] if found else None
+    found = [block for block in instances(func.body, tirx.SBlock) if key in block.annotations]
+    return str(found[0].annotations[key].value) if found else None
 
 
 def retrace(func: tirx.PrimFunc) -> tirx.PrimFunc | None:

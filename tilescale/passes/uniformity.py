@@ -315,9 +315,9 @@ class Uniformity:
 
     def _where(self, stmt: ir.Stmt, expr: ir.PrimExpr) -> list[Location]:
         """The statement, and where the variables of an expression got values that differ."""
-        used = [*ir.variables(expr)] if isinstance(expr, ir.PrimExpr) else []
+        used = [*ir.variables(expr)]
         if isinstance(expr, ir.PrimExpr):
-            ir.walk(expr, lambda node: used.append(node.buffer.data) if isinstance(node, ir.BufferLoad) else None)
+            used += [load.buffer.data for load in ir.instances(expr, ir.BufferLoad)]
         set_at = [self._set_at.get(var) for var in used if self._differs.get(var, 0) > self._depth]
         return [place for place in dict.fromkeys((location(stmt), *set_at)) if place is not None]
 

@@ -186,14 +186,8 @@ class Program:
     @cached_property
     def names(self) -> dict[ir.Var, ir.PrimExpr]:
         """Values of variables that hold integers, in program order."""
-        found: dict[ir.Var, ir.PrimExpr] = {}
-
-        def visit(node: ir.Node) -> None:
-            if isinstance(node, ir.Bind) and str(node.var.dtype).startswith("int"):
-                found[node.var] = node.value
-
-        ir.walk(self.func.body, visit)
-        return found
+        binds = ir.instances(self.func.body, ir.Bind)
+        return {bind.var: bind.value for bind in binds if str(bind.var.dtype).startswith("int")}
 
     @cached_property
     def workspace_names(self) -> dict[ir.Var, str]:

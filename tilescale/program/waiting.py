@@ -80,13 +80,7 @@ def _waiting(
 
 def first_wait(phase: GridPhase, launch: Launch) -> Location | None:
     """Location at which programs of a grid wait for a flag, as that of `waits_across`; None if they do not."""
-    waits: list[ir.Stmt] = []
-
-    def visit(node: object) -> None:
-        if isinstance(node, ir.Evaluate) and ir.op_name(node.value) == WAIT.name:
-            waits.append(node)
-
-    ir.walk(phase.stmt, visit)
+    waits = [stmt for stmt in ir.instances(phase.stmt, ir.Evaluate) if ir.op_name(stmt.value) == WAIT.name]
     located = filter(None, (location(wait, "waits here") for wait in waits))
     return next(located, launch.where) if waits else None
 

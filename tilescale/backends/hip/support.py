@@ -71,9 +71,7 @@ def _refuse_units_inside(program: Program, machine: Machine) -> None:
 
 
 def _scopes(stmt: ir.Stmt) -> list[ir.AttrStmt]:
-    found: list[ir.AttrStmt] = []
-    ir.walk(stmt, lambda n: found.append(n) if isinstance(n, ir.AttrStmt) and str(n.attr_key) == SCALE else None)
-    return found
+    return [note for note in ir.instances(stmt, ir.AttrStmt) if str(note.attr_key) == SCALE]
 
 
 class Unrun:
@@ -133,11 +131,8 @@ def _generated(
 
     with explained(func, generate, where):
         made = generate(func)
-    preludes: list[str] = []
-    ir.walk(
-        func.body,
-        lambda n: preludes.append(n.value.value) if isinstance(n, ir.AttrStmt) and n.attr_key == _PRELUDE else None,
-    )
+    notes = ir.instances(func.body, ir.AttrStmt)
+    preludes = [note.value.value for note in notes if note.attr_key == _PRELUDE]
     includes, kernel, rest = made.text.partition(_KERNEL)
     return replace(made, text="".join((includes, *preludes, kernel, rest)))
 

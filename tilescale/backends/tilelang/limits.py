@@ -48,8 +48,7 @@ def may_be_uneven(program: Program, machine: Machine) -> bool:
 
 
 def _is_uneven(stmt: ir.Stmt, threads: int) -> bool:
-    found: list[ir.Buffer] = []
-    ir.walk(stmt, lambda node: found.append(node.buffer) if isinstance(node, ir.BufferLoad | ir.BufferStore) else None)
+    found = [node.buffer for node in ir.instances(stmt, ir.BufferLoad, ir.BufferStore)]
     tiles = [(ir.constants(buffer.shape), buffer.scope()) for buffer in found if buffer.scope() != "global"]
     reduces = isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.REDUCE
     for shape, scope in [*tiles, (_iterations(stmt), "")]:

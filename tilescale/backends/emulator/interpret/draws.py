@@ -51,8 +51,7 @@ class DrawOrder:
             UnsupportedError: it is not known.
         """
         launch, step = compiler.launch, compiler.step
-        calls: list[ir.Call] = []
-        ir.walk(step, lambda node: calls.append(node) if ir.op_name(node) in CALLS else None)
+        calls = ir.nodes(step, lambda node: ir.op_name(node) in CALLS)
         inner = [stmt for stmt in ir.statements(loops_of(step)[-1].body) if isinstance(stmt, ir.For | ir.While)]
         in_rounds = len(calls) > 1 or bool(inner)
         alone = compiler.executing == compiler.machine.program_level and not compiler.threads_apart

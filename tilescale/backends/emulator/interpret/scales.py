@@ -46,16 +46,8 @@ def compile_scale(compiler: Compiler, stmt: ir.AttrStmt) -> Closure:
 
 def _bound_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
     """Slots of the variables that a statement binds."""
-    found: list[int] = []
-
-    def visit(node: ir.Node) -> None:
-        if isinstance(node, ir.For):
-            found.append(compiler.slot(node.loop_var))
-        elif isinstance(node, ir.Bind):
-            found.append(compiler.slot(node.var))
-
-    ir.walk(stmt, visit)
-    return found
+    bound = ir.instances(stmt, ir.For, ir.Bind)
+    return [compiler.slot(node.loop_var if isinstance(node, ir.For) else node.var) for node in bound]
 
 
 def _works_on_tiles(stmt: ir.Stmt) -> bool:
@@ -118,15 +110,8 @@ def _version(compiler: Compiler, slot: int, unit: Unit) -> int:
 
 
 def _replicas_in(compiler: Compiler, stmt: ir.Stmt) -> list[int]:
-    found: set[int] = set()
-
-    def visit(node: ir.Node) -> None:
-        view = operation(node)
-        if isinstance(view, TileView) and view.layout.is_replica:
-            found.add(compiler.slot(view.base.data))
-
-    ir.walk(stmt, visit)
-    return sorted(found)
+    views = [view for view in map(operation, ir.nodes(stmt)) if isinstance(view, TileView)]
+    return sorted({compiler.slot(view.base.data) for view in views if view.layout.is_replica})
 
 
 @value_operation(RANK.name)

@@ -260,11 +260,9 @@ class _Polls:
     """A loop that may wait for others: it polls memory that they write, and yields between two reads."""
 
     def __init__(self, compiler: Compiler, stmt: ir.While):
-        loads: list[Any] = []
-        ir.walk(stmt, lambda n: loads.append(n) if _reads_shared_memory(n) else None)
+        loads = ir.nodes(stmt, _reads_shared_memory)
         self.looks = [(str(load), compiler.expr(load)) for load in loads]
-        decisive: list[Any] = []
-        ir.walk(stmt.condition, lambda n: decisive.append(n) if isinstance(n, ir.BufferLoad) else None)
+        decisive = ir.instances(stmt.condition, ir.BufferLoad)
         self.decisive = [compiler.expr(load) for load in decisive or loads]
         self.own = [compiler.expr(load) for load in decisive if not _reads_shared_memory(load)]
         polled = ", ".join(_polled(stmt))
@@ -297,9 +295,8 @@ class _Polls:
 
 def _polled(loop: ir.While) -> list[str]:
     """The atomic loads of a loop, in the user's spelling."""
-    found: list[Any] = []
-    ir.walk(loop, lambda n: found.append(n) if ir.op_name(n) == tl.atomic("load") else None)
-    return list(dict.fromkeys(map(as_written, found)))
+    loads = ir.nodes(loop, lambda node: ir.op_name(node) == tl.atomic("load"))
+    return list(dict.fromkeys(map(as_written, loads)))
 
 
 def _thread_loop(compiler: Compiler, stmt: ir.For) -> Closure:

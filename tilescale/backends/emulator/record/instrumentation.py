@@ -188,12 +188,6 @@ def _named_by(found: Operation | None) -> list[ir.Call]:
     return [*signalled(found), *([waits.flag] if waits is not None else [])]
 
 
-def _loads(node: ir.Node) -> list[ir.BufferLoad]:
-    found: list[ir.BufferLoad] = []
-    ir.walk(node, lambda inner: found.append(inner) if isinstance(inner, ir.BufferLoad) else None)
-    return found
-
-
 class _Places:
     """The flags of the accesses in a statement, where each is a single flag."""
 
@@ -227,7 +221,7 @@ def watched(recorder: Recorder, compiler: Compiler, stmt: ir.Stmt, closure: Clos
         return closure
     where = location(stmt)
     if isinstance(stmt, ir.While):
-        looks = _Places(compiler, _loads(stmt))
+        looks = _Places(compiler, ir.instances(stmt, ir.BufferLoad))
 
         def over(frame: Frame) -> Any:
             left = closure(frame)
@@ -239,7 +233,8 @@ def watched(recorder: Recorder, compiler: Compiler, stmt: ir.Stmt, closure: Clos
     if isinstance(stmt, ir.BufferStore):
         targets, op = _Places(compiler, [stmt]), "set"
     elif isinstance(stmt, ir.Evaluate):
-        targets, op = _Places(compiler, _loads(stmt)), "add" if "atomic" in (ir.op_name(stmt.value) or "") else "set"
+        targets = _Places(compiler, ir.instances(stmt, ir.BufferLoad))
+        op = "add" if "atomic" in (ir.op_name(stmt.value) or "") else "set"
     elif isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
         targets, op = _Places(compiler, []), "set"
     else:

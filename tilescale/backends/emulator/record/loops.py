@@ -203,13 +203,8 @@ def _arrives(call: ir.Call) -> bool:
 
 def _is_uniform(stmt: ir.For) -> bool:
     """Whether all iterations take the same steps."""
-    inner = [stmt.loop_var]
-    ir.walk(stmt.body, lambda n: inner.append(n.var if isinstance(n, ir.Bind) else n.loop_var) if _binds(n) else None)
-    return _same(stmt.body, set(inner))
-
-
-def _binds(node: ir.Node) -> bool:
-    return isinstance(node, ir.Bind | ir.For)
+    bound = {bind.var for bind in ir.instances(stmt.body, ir.Bind)}
+    return _same(stmt.body, bound | {loop.loop_var for loop in ir.instances(stmt, ir.For)})
 
 
 def _same(stmt: ir.Stmt, inner: set[ir.Var]) -> bool:

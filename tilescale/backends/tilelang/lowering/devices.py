@@ -101,9 +101,7 @@ class DeviceStage(Signature):
     def _pass_extents(self, *nodes: Any) -> None:
         """Pass the extents that a kernel uses, but that no tensor of its own has."""
         own = {n for _, buffer in self.parameters if buffer is not None for n in buffer.shape if isinstance(n, ir.Var)}
-        used: set[ir.Var] = set()
-        for node in nodes:
-            ir.walk(node, lambda n: used.add(n) if isinstance(n, ir.Var) else None)
+        used = {var for node in nodes for var in ir.instances(node, ir.Var)}
         for var in dict.fromkeys(n for p in self.program.parameters for n in p.shape if isinstance(n, ir.Var)):
             if var in used - own:
                 self._parameter(HostVariable(var), partial(_plain, var))

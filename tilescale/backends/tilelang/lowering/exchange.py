@@ -112,10 +112,9 @@ class TileExchange:
         """Whether shared memory has capacity for a tile with work for all threads, in addition to pipelines."""
         stage, machine = self.stage, self.stage.target.machine
         nbytes = bytes_of(tile.extents, tile.dtype) or 0
-        depths = [1]
-        ir.walk(stage.phase.stmt, lambda n: depths.append(stages_of(n)))
+        depth = max([1, *map(stages_of, ir.instances(stage.phase.stmt, ir.For))])
         names = names_of(stage.phase.program)
-        taken = max(depths) * sum(tile_bytes(machine, stage.launch, names, ir.SHARED).values())
+        taken = depth * sum(tile_bytes(machine, stage.launch, names, ir.SHARED).values())
         room = machine.capacity(machine.layer_for("shared").name)
         return WIDE * stage.launch.thread_count <= nbytes <= room - taken
 

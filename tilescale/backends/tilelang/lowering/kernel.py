@@ -83,8 +83,7 @@ def _rules_out_producers(phase: Phase, signature: KernelParameters) -> bool:
 
 def _nest(phase: Phase, body: ir.Stmt) -> ir.Stmt:
     """The launch in TileLang's form, around the new body."""
-    launch, used = phase.launch, set[ir.Var]()
-    ir.walk(body, lambda n: used.add(n.buffer.data) if isinstance(n, ir.BufferLoad | ir.BufferStore) else None)
+    launch, used = phase.launch, {node.buffer.data for node in ir.instances(body, ir.BufferLoad, ir.BufferStore)}
     on_chip = [b for b in (*launch.buffers, *phase.tiles) if b.scope() != "global" and b.data in used]
     annotations = {k: v for k, v in launch.notes if not k.startswith("tilescale.")}
     moments = f"#define TILESCALE_MOMENTS {phase.program.moments}\n" if phase.program.moments else ""

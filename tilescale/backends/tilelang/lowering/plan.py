@@ -165,9 +165,7 @@ class _Planner(DevicePhaseGrids):
         """Control flow around launches is the host's: it knows ranks and numbers, and reads device memory."""
         for expr in [stmt.min, stmt.extent] if isinstance(stmt, ir.For) else [stmt.condition]:
             self.check_known(sorted(ir.variables(expr), key=str))
-            nodes: list[Any] = []
-            ir.walk(expr, nodes.append)
-            for node in nodes:
+            for node in ir.nodes(expr):
                 self._check_host(node)
         return stmt
 

@@ -157,17 +157,13 @@ def _is_in(stmt: ir.Stmt, other: ir.Stmt) -> bool:
 
 
 def _count(node: ir.Node) -> int:
-    found: list[None] = []
-    ir.walk(node, lambda n: found.append(None) if is_atomic_load(n) else None)
-    return len(found)
+    return len(ir.nodes(node, is_atomic_load))
 
 
 def _decides(condition: ir.PrimExpr) -> ir.PrimExpr:
     """A hash of the variables of a condition."""
-    loads: list[Any] = []
-    ir.walk(condition, lambda n: loads.append(n) if isinstance(n, ir.BufferLoad) and _is_private(n) else None)
     mixed: Any = ir.IntImm("int64", 0)
-    for load in loads:
+    for load in filter(_is_private, ir.instances(condition, ir.BufferLoad)):
         mixed = tir.extern("tilescale::mixed", mixed, load, dtype="int64")
     return mixed
 

@@ -260,9 +260,7 @@ def _shared(raised: Mapping[Any, set[FlagWord]]) -> bool:
 
 
 def _calls(stmt: ir.Stmt) -> list[ir.Call]:
-    found: list[ir.Call] = []
-    ir.walk(stmt, lambda node: found.append(node) if ir.op_name(node) in ops.ALL_OPS else None)
-    return found
+    return ir.nodes(stmt, lambda node: ir.op_name(node) in ops.ALL_OPS)
 
 
 def _device_phases(part: Part) -> Iterator[ir.Stmt]:

@@ -202,7 +202,7 @@ def _vectors(nest: ir.For, variables: list[ir.Var], found: list[accesses.BufferA
             value = tir.rewrite(tir.evaluate(inner.value), enter=_unloaded).value
             if ir.variables(value) & names.keys() or ir.contains(value, lambda node: isinstance(node, ir.Call)):
                 return None
-            ir.walk(value, lambda node: said.add(f"to {node.dtype}") if isinstance(node, ir.Cast) else None)
+            said.update(f"to {cast.dtype}" for cast in ir.instances(value, ir.Cast))
         elif not isinstance(inner, ir.For | ir.SeqStmt) or isinstance(inner, ir.For) and inner.loop_var not in names:
             return None
     return sorted(said)

@@ -52,18 +52,11 @@ def _stored(cluster: ClusterUnit) -> set[ir.Var]:
 def _stand_alone(cluster: ClusterUnit, loop: ir.For, rest: ir.Stmt, tiles: set[ir.Var]) -> bool:
     """Whether the loaded tiles are operands of products of this loop, and nothing else."""
     named = tiles | {var for var, view in cluster.views.items() if view.base.data in tiles}
-    accesses: list[Any] = []
-    ir.walk(rest, lambda n: accesses.append(n) if isinstance(n, ir.BufferLoad | ir.BufferStore) else None)
-    products = [Gemm.of(call) for call in _calls(rest) if ir.op_name(call) == tl.GEMM]
+    accesses = ir.instances(rest, ir.BufferLoad, ir.BufferStore)
+    products = map(Gemm.of, ir.nodes(rest, lambda node: ir.op_name(node) == tl.GEMM))
     operands = sum(data_of(region) in tiles for product in products for region in product.operands[:2])
     is_outside = any(tile.data in named for tile in tiles_named(cluster.phase.stmt, besides=loop))
     return not is_outside and sum(access.buffer.data in named for access in accesses) == operands
-
-
-def _calls(stmt: ir.Stmt) -> list[ir.Call]:
-    found: list[ir.Call] = []
-    ir.walk(stmt, lambda n: found.append(n) if isinstance(n, ir.Call) else None)
-    return found
 
 
 def _loads(cluster: ClusterUnit, stmt: ir.Stmt) -> list[RingLoad] | None:

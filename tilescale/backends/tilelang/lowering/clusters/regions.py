@@ -13,24 +13,14 @@ from tilescale.program.operations import TileView
 
 def regions(stmt: ir.Stmt, *, written: bool = False) -> list[ir.Call]:
     """All regions that operations below a node work on, or those that they write."""
-    found: list[ir.Call] = []
-    viewed: list[ir.Call] = []
-
-    def visit(node: ir.Node) -> None:
-        if ir.op_name(node) == ops.VIEW.name:
-            viewed.append(TileView.of(node).region)
-        elif is_region(node) and (not written or is_written(node)):
-            found.append(node)
-
-    ir.walk(stmt, visit)
+    viewed = [TileView.of(node).region for node in ir.nodes(stmt, lambda n: ir.op_name(n) == ops.VIEW.name)]
+    found = ir.nodes(stmt, lambda node: is_region(node) and (not written or is_written(node)))
     return [region for region in found if not any(region.same_as(v) for v in viewed)]
 
 
 def stored(stmt: ir.Stmt) -> set[ir.Var]:
     """Data variables of the buffers that single elements are stored to."""
-    found: set[ir.Var] = set()
-    ir.walk(stmt, lambda n: found.add(n.buffer.data) if isinstance(n, ir.BufferStore) else None)
-    return found
+    return {store.buffer.data for store in ir.instances(stmt, ir.BufferStore)}
 
 
 def access(node: ir.Node, buffer: ir.Buffer, indices: list[Any]) -> Any:

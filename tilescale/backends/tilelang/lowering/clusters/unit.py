@@ -201,16 +201,8 @@ class ClusterUnit(ClusterStage):
         return tir.sequence(without_repeats([self.barrier(), *self.statements(body), self.barrier()]))
 
     def _values_outside(self, body: ir.Stmt) -> dict[ir.Var, Any]:
-        inside: set[ir.Var] = set()
-        ir.walk(body, lambda n: inside.add(n.var) if isinstance(n, ir.Bind) else None)
-        found: dict[ir.Var, Any] = {}
-
-        def visit(node: ir.Node) -> None:
-            if isinstance(node, ir.Bind) and node.var not in inside:
-                found[node.var] = node.value
-
-        ir.walk(self.phase.stmt, visit)
-        return found
+        inside = {bind.var for bind in ir.instances(body, ir.Bind)}
+        return {bind.var: bind.value for bind in ir.instances(self.phase.stmt, ir.Bind) if bind.var not in inside}
 
     def first(self, node: ir.Node) -> Any:
         """A node as the cluster's first program has it: what a name means where all execute as one."""
@@ -220,9 +212,7 @@ class ClusterUnit(ClusterStage):
         mapping = {
             var: var // programs * programs for var, programs in zip(launch.programs, launch.cluster, strict=False)
         }
-        named: set[ir.Var] = set()
-        ir.walk(node, lambda n: named.add(n) if isinstance(n, ir.Var) else None)
-        for var in named & self.bound.keys():
+        for var in set(ir.instances(node, ir.Var)) & self.bound.keys():
             if not ir.is_pure(self.bound[var]):
                 raise self.unsupported(f"{var.name!r}, a value of one program, where its cluster executes")
             mapping[var] = self.first(self.bound[var])
@@ -405,8 +395,7 @@ class ClusterUnit(ClusterStage):
 
 
 def _is_repeated(phase: ir.Stmt, stmt: ir.Stmt) -> bool:
-    loops: list[ir.Stmt] = []
-    ir.walk(phase, lambda n: loops.append(n) if isinstance(n, ir.For | ir.While) else None)
+    loops = ir.instances(phase, ir.For, ir.While)
     return any(ir.contains(loop, lambda n: isinstance(n, ir.Stmt) and n.same_as(stmt)) for loop in loops)
 
 

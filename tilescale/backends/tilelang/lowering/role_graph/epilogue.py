@@ -14,7 +14,7 @@ those that complete during the next iteration (deferred_stores.py): they stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,7 @@ def _communicated(split: EpilogueSplit, own: int, fits: bool) -> LoopEpilogue:
         first, rest, tiles = split.through_shared_memory()
     except Declined as reason:
         collective = split.rest[0]
-        name = str(ir.op_name(_calls(collective, _is_collective)[0])).removeprefix("tilescale.")
+        name = str(ir.op_name(ir.nodes(collective, _is_collective)[0])).removeprefix("tilescale.")
         note = f"T.{name}{_line(collective)} ends before the next tile is computed: {reason}"
         return LoopEpilogue(list(split.last), note=note)
     return _in_role(COMMUNICATE, ExecutingThreads(own, COMMUNICATING), first, rest, tiles)
@@ -170,7 +170,7 @@ class EpilogueSplit:
 
     def _check_operations(self) -> None:
         for stmt in self.rest:
-            calls = _calls(stmt, orders)
+            calls = ir.nodes(stmt, orders)
             if any(map(by_nvshmem, calls)):
                 raise Declined("it goes to devices without common memory")
             if not all(map(_is_collective, calls)):
@@ -186,7 +186,7 @@ class EpilogueSplit:
         changed = {a.root for a in after.writes if a.at is None and not a.atomic}
         if any(a.root in changed for a in read):
             raise Declined("the statements after it write an input of the next tile")
-        calls = [call for stmt in self.rest for call in _calls(stmt, _is_collective)]
+        calls = [call for stmt in self.rest for call in ir.nodes(stmt, _is_collective)]
         for access in read:
             if any(self.order.gates(call, access.root) for call in calls):
                 raise Declined(f"devices may write {self._name(access)!r} before it, of which tiles are computed")
@@ -258,12 +258,6 @@ class EpilogueSplit:
 
 def _is_collective(node: ir.Node) -> bool:
     return ir.op_name(node) in ops.COLLECTIVES
-
-
-def _calls(stmt: ir.Stmt, what: Callable[[Any], bool]) -> list[ir.Call]:
-    found: list[ir.Call] = []
-    ir.walk(stmt, lambda n: found.append(n) if what(n) else None)
-    return found
 
 
 def _line(stmt: ir.Stmt) -> str:
@@ -347,8 +341,5 @@ def _with_scalars(rest: Sequence[ir.Stmt], first: Sequence[ir.Stmt]) -> list[ir.
 
 def _check_scalars(first: Sequence[ir.Stmt], rest: Sequence[ir.Stmt]) -> None:
     bound = {s.var for stmt in first for s in ir.statements(stmt) if isinstance(s, ir.Bind)}
-    used: list[ir.Var] = []
-    for stmt in rest:
-        ir.walk(stmt, lambda n: used.append(n) if isinstance(n, ir.Var) else None)
-    if bound & set(used):
+    if bound & {var for stmt in rest for var in ir.instances(stmt, ir.Var)}:
         raise Declined("the store warps use a value that the compute role defines")

@@ -32,9 +32,7 @@ GatedStep: TypeAlias = "ProducerLoad | ir.Stmt"
 
 def waits_in(stmt: ir.Stmt) -> list[ir.Call]:
     """The calls of `T.wait` in a statement."""
-    found: list[ir.Call] = []
-    ir.walk(stmt, lambda node: found.append(node) if ir.op_name(node) == ops.WAIT.name else None)
-    return found
+    return ir.nodes(stmt, lambda node: ir.op_name(node) == ops.WAIT.name)
 
 
 def flag_of(wait: ir.Call) -> ir.Buffer:

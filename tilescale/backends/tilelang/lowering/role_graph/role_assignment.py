@@ -94,8 +94,7 @@ class _RolePhase:
 
     def roles(self) -> RolePhase:
         """The roles of its loop, or of a loop around it, if it has an asynchronous order."""
-        loops: list[ir.For] = []
-        ir.walk(self.phase.stmt, lambda n: loops.append(n) if is_pipelined(n) else None)
+        loops = ir.nodes(self.phase.stmt, is_pipelined)
         has_order = ir.contains(self.phase.stmt, orders)
         if not loops or not self.is_uniform or not (has_order or self._repeats(loops[0])):
             return RolePhase(self.phase.stmt)
@@ -126,10 +125,8 @@ class _RolePhase:
     @cached_property
     def blocks(self) -> int:
         """Number of programs of an SM, as the user says: stock TileLang's register counts are for one."""
-        found = [1]
-        is_annotation = lambda n: isinstance(n, ir.AttrStmt) and str(n.attr_key) == tl.MIN_BLOCKS  # noqa: E731
-        ir.walk(self.phase.stmt, lambda n: found.append(ir.integer(n.value)) if is_annotation(n) else None)
-        return found[-1]
+        notes = [note for note in ir.instances(self.phase.stmt, ir.AttrStmt) if str(note.attr_key) == tl.MIN_BLOCKS]
+        return ir.integer(notes[-1].value) if notes else 1
 
     @cached_property
     def is_uniform(self) -> bool:
@@ -353,8 +350,7 @@ class _LoopPath:
         tensors = {order.names.root(data) for data in loaded}
         if effects.opaque or tensors & {access.root for access in effects.writes}:
             raise Declined("the enclosing loop writes the source of its loads")
-        waits: list[ir.Call] = []
-        ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_PRODUCER) else None)
+        waits = ir.nodes(self.around, lambda node: acquires(node) and not ir.attribute(node, BY_PRODUCER))
         if any(order.gates(wait, tensor) for wait in waits for tensor in tensors):
             raise Declined("the enclosing loop has a wait that may order its loads")
         whole = order.names.all_effects(self.phase.stmt)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
@@ -59,8 +58,7 @@ def _fits(graph: RoleGraph, func: ir.PrimFunc, target: dict[str, str]) -> bool:
     """Whether stock TileLang puts all loads and gates of a lowered loop into its producer, and only those."""
     found: list[int] = []
     for branch in specialise.branches(func, target) or ():
-        nodes: list[Any] = []
-        ir.walk(branch, nodes.append)
+        nodes = ir.nodes(branch)
         found += [sum(map(specialise.is_load, nodes)), sum(map(is_gate, nodes))]
     return found == [len(graph.channels[0].tiles), graph.channels[0].gates, 0, 0]
 
