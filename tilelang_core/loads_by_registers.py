@@ -17,22 +17,18 @@ from tvm import tirx
 
 from tilelang_core import ir, tl
 from tilelang_core.accesses import accesses_in, accesses_of
-from tilelang_core.rewrite import relooped, rewrite
+from tilelang_core.rewrite import relooped, rewritten
 
 
 def with_serial_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if it has such loops one whose loops of that kind have no stages."""
-    changed = False
 
     def leave(node: Any) -> Any:
-        nonlocal changed
         if not ir.is_pipelined(node) or not _depends(node.body):
             return None
-        changed = True
         return relooped(node, annotations={key: value for key, value in node.annotations.items() if key != tl.STAGES})
 
-    body = rewrite(func.body, leave=leave)
-    return func.with_body(body) if changed else func
+    return rewritten(func, leave)
 
 
 def _depends(body: tirx.Stmt) -> bool:

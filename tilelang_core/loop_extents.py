@@ -13,23 +13,19 @@ from tvm import tirx
 
 from tilelang_core.accesses import accesses_in
 from tilelang_core.ir import contains
-from tilelang_core.rewrite import at, relooped, rewrite
+from tilelang_core.rewrite import at, relooped, rewritten
 
 
 def with_constant_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if it has such loops one that evaluates each of their extents once."""
-    changed = False
 
     def leave(node: Any) -> Any:
-        nonlocal changed
         if not isinstance(node, tirx.For) or not _changes_its_extent(node):
             return None
-        changed = True
         kept = tirx.Var("extent", node.extent.dtype)
         return tirx.SeqStmt([at(tirx.Bind(kept, node.extent), node), relooped(node, extent=kept)])
 
-    body = rewrite(func.body, leave=leave)
-    return func.with_body(body) if changed else func
+    return rewritten(func, leave)
 
 
 def _changes_its_extent(loop: tirx.For) -> bool:

@@ -22,7 +22,7 @@ from tvm.ir import Range
 from tilelang_core.ir import constant, contains, variables
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.opaque_divisions import opaque_remainder
-from tilelang_core.rewrite import at, rewrite
+from tilelang_core.rewrite import at, rewritten
 
 _Point = dict[Any, int]
 _Value = Callable[[_Point], int]
@@ -38,20 +38,16 @@ def with_kept_remainders(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if FlattenBuffer would change an index's value one that computes the same."""
     ranges = loop_ranges(func.body)
     analyzer = analyzer_of(ranges)
-    changed = False
 
     def leave(node: Any) -> Any:
-        nonlocal changed
         if not isinstance(node, tirx.BufferLoad | tirx.BufferStore) or not _loses_value(node, ranges):
             return None
-        changed = True
         indices = [_opaque(index, analyzer) for index in node.indices]
         if isinstance(node, tirx.BufferLoad):
             return tirx.BufferLoad(node.buffer, indices, node.predicate)
         return at(tirx.BufferStore(node.buffer, node.value, indices, node.predicate), like=node)
 
-    body = rewrite(func.body, leave=leave)
-    return func.with_body(body) if changed else func
+    return rewritten(func, leave)
 
 
 def _loses_value(node: tirx.BufferLoad | tirx.BufferStore, ranges: Mapping[tirx.Var, Range]) -> bool:

@@ -68,6 +68,12 @@ def rewrite(
         raise
 
 
+def rewritten(func: tirx.PrimFunc, leave: Callable[[Any], Any]) -> tirx.PrimFunc:
+    """The function itself, or if `leave` replaces nodes of its body one with these replaced."""
+    body = rewrite(func.body, leave=leave)
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
 def relooped(loop: tirx.For, **changed: Any) -> tirx.For:
     """The same loop, with its step and source location, but for some attributes."""
     names = "loop_var", "min", "extent", "kind", "body", "thread_binding", "annotations", "step"

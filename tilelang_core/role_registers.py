@@ -28,7 +28,7 @@ from tvm import tirx
 
 from tilelang_core import ir
 from tilelang_core.accesses import accesses_of
-from tilelang_core.rewrite import at, rewrite, sequence
+from tilelang_core.rewrite import at, rewrite, rewritten, sequence
 
 _PASS = "ProducerConsumerWarpSpecialized"
 _SETS, _PLACE = "tilelang_core.sets", "tilelang_core.sets_here"
@@ -81,8 +81,7 @@ def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
             count += 1
         return sequence(found) if len(found) > len(node.seq) else None
 
-    body = rewrite(func.body, leave=leave)
-    return func.with_body(body) if count else func
+    return rewritten(func, leave)
 
 
 def _mark(key: str, number: int, body: tirx.Stmt) -> tirx.Stmt:

@@ -16,7 +16,7 @@ from tvm import tirx
 from tilelang_core.decreasing_index import loops_and_names, spelled_out
 from tilelang_core.ir import constant, walk
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
-from tilelang_core.rewrite import at, relooped, rewrite
+from tilelang_core.rewrite import at, relooped, rewritten
 
 
 def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -24,7 +24,6 @@ def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
     analyzer, names = analyzer_of(loop_ranges(func.body)), loops_and_names(func.body)[1]
     short: set[tirx.Var] = set()  # names of such extents
     same: dict[tirx.Var, tirx.Var] = {}  # names of names
-    changed = False
 
     def is_short(extent: tirx.PrimExpr) -> bool:
         value = spelled_out(extent, names)
@@ -40,8 +39,6 @@ def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
             short.add(same.get(node.extent, node.extent))
 
     def kept(value: tirx.FloorDiv) -> tirx.PrimExpr:
-        nonlocal changed
-        changed = True
         return -1 - tirx.floordiv(-1 * value.a - 1, value.b)
 
     def leave(node: Any) -> Any:
@@ -52,5 +49,4 @@ def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return None
 
     walk(func.body, named)
-    body = rewrite(func.body, leave=leave)
-    return func.with_body(body) if changed else func
+    return rewritten(func, leave)
