@@ -49,16 +49,12 @@ def all_gather(
     if _operator.is_seen:
         place.copy_(_operator(given, dim, name))
     else:
-        _gathered(given, dim, name, place)
+        _operator.plain(given, dim, name, out=place)
     return out
 
 
 @operator("all_gather")
-def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
-    return _gathered(a, dim, group, None)
-
-
-def _gathered(a: torch.Tensor, dim: int, group: str, out: torch.Tensor | None) -> torch.Tensor:
+def _operator(a: torch.Tensor, dim: int, group: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
     team = team_of(group)
     if not a.numel():
         return delivered(join(a.new_empty(team.size * a.shape[0], *a.shape[1:]), dim, team.size), out)

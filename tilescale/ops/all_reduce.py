@@ -56,16 +56,12 @@ def all_reduce(
         return delivered(all_reduce_float8(a, name), out)
     if out is None:
         return _operator(a, op, name)
-    return out.copy_(_operator(a, op, name)) if _operator.is_seen else _combined(a, op, name, out)
+    return out.copy_(_operator(a, op, name)) if _operator.is_seen else _operator.plain(a, op, name, out=out)
 
 
 @operator("all_reduce")
-def _operator(a: torch.Tensor, op: str, group: str) -> torch.Tensor:
+def _operator(a: torch.Tensor, op: str, group: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The sum, maximum or minimum."""
-    return _combined(a, op, group, None)
-
-
-def _combined(a: torch.Tensor, op: str, group: str, out: torch.Tensor | None) -> torch.Tensor:
     if not a.numel():
         return torch.empty_like(a, memory_format=torch.contiguous_format) if out is None else out
     place = place_in(out, 0)

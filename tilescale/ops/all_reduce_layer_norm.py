@@ -51,7 +51,10 @@ def all_reduce_layer_norm(
     flat, given = checked(a, weight, residual, SUMS, eps, bias=bias)
     check_outs(out, [(a.shape, a.dtype)] * 2, a, weight, bias, residual)
     options = flat, weight, bias, given, eps, group_name(group)
-    made = _operator(*options) if out is None or _operator.is_seen else _made(*options, rows_in(out, flat))
+    if out is None or _operator.is_seen:
+        made = _operator(*options)
+    else:
+        made = _operator.plain(*options, places=rows_in(out, flat))
     normed, y = (delivered(x.view(a.shape), place) for x, place in zip(made, out or (None, None), strict=True))
     return normed, y
 
@@ -64,20 +67,10 @@ def _operator(
     residual: torch.Tensor | None,
     eps: float,
     group: str,
+    *,
+    places: Sequence[torch.Tensor | None] = (None, None),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The normalised rows of matrices, and the sums that they are made of."""
-    return _made(a, weight, bias, residual, eps, group, (None, None))
-
-
-def _made(
-    a: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    eps: float,
-    group: str,
-    places: Sequence[torch.Tensor | None],
-) -> tuple[torch.Tensor, torch.Tensor]:
     team = team_of(group)
     algorithm = algorithm_of(a, team) if len(a) else None
     how = a.shape[1], dtype_of(a), bias is not None, residual is not None, eps
@@ -96,16 +89,7 @@ def _made(
     return normed, y
 
 
-@_operator.register_fake
-def _(
-    a: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    eps: float,
-    group: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return a.new_empty(a.shape), a.new_empty(a.shape)
+_operator.register_fake(lambda a, *_: (a.new_empty(a.shape), a.new_empty(a.shape)))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

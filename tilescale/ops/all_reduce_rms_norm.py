@@ -84,7 +84,7 @@ def all_reduce_rms_norm(
     if out is None or _operator.is_seen:
         made = _operator(flat, weight, given, *options)
     else:
-        made = _made(flat, weight, given, *options, rows_in(out, flat))
+        made = _operator.plain(flat, weight, given, *options, places=rows_in(out, flat))
     normed, y = (delivered(x.view(a.shape), place) for x, place in zip(made, out or (None, None), strict=True))
     return normed, y
 
@@ -139,21 +139,16 @@ def rows_in(out: Sequence[torch.Tensor | None], a: torch.Tensor) -> list[torch.T
 
 @operator("all_reduce_rms_norm")
 def _operator(
-    a: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, weight_offset: float, group: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normalised rows of matrices, and the sums that they are made of."""
-    return _made(a, weight, residual, eps, weight_offset, group, (None, None))
-
-
-def _made(
     a: torch.Tensor,
     weight: torch.Tensor,
     residual: torch.Tensor | None,
     eps: float,
     weight_offset: float,
     group: str,
-    places: Sequence[torch.Tensor | None],
+    *,
+    places: Sequence[torch.Tensor | None] = (None, None),
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """The normalised rows of matrices, and the sums that they are made of."""
     normed, y = (a.new_empty(a.shape) if place is None else place for place in places)
     if not a.shape[0]:
         return normed, y
@@ -198,11 +193,7 @@ def _algorithm(nbytes: int, row: int, ranks: int) -> str | None:
     return ONE_SHOT if nbytes * (ranks - 1) - twice <= STEP else TWO_SHOT
 
 
-@_operator.register_fake
-def _(
-    a: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, weight_offset: float, group: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return a.new_empty(a.shape), a.new_empty(a.shape)
+_operator.register_fake(lambda a, *_: (a.new_empty(a.shape), a.new_empty(a.shape)))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

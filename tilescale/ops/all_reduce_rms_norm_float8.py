@@ -88,7 +88,7 @@ def all_reduce_rms_norm_float8(
         places = [*rows_in(out, flat), None][:4]
         if packed:
             places[1] = _words_in(out[1], *flat.shape)
-        made = _made(flat, weight, given, *options, places)
+        made = _operator.plain(flat, weight, given, *options, places=places)
     if packed:
         made = made[0], _packed_rows(made[1], *flat.shape), *made[2:]
     results = [
@@ -112,26 +112,10 @@ def _operator(
     eps: float,
     weight_offset: float,
     group: str,
+    *,
+    places: Sequence[torch.Tensor | None] = (None,) * 4,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantized rows of matrices, computed scales, the sums that the rows are made of, and the unquantized rows."""
-    return _made(
-        a, weight, residual, scale, scaling, power_of_two, return_normed, eps, weight_offset, group, [None] * 4
-    )
-
-
-def _made(
-    a: torch.Tensor,
-    weight: torch.Tensor,
-    residual: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    scaling: str,
-    power_of_two: bool,
-    return_normed: bool,
-    eps: float,
-    weight_offset: float,
-    group: str,
-    places: Sequence[torch.Tensor | None],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     quantized, scales, y, normed = _empty(a, scaling, return_normed, places)
     if not a.shape[0]:
         return quantized, scales, y, normed
@@ -212,20 +196,7 @@ def _float8(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(-LARGEST, LARGEST).to(FLOAT8)
 
 
-@_operator.register_fake
-def _(
-    a: torch.Tensor,
-    weight: torch.Tensor,
-    residual: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    scaling: str,
-    power_of_two: bool,
-    return_normed: bool,
-    eps: float,
-    weight_offset: float,
-    group: str,
-) -> tuple[torch.Tensor, ...]:
-    return _empty(a, scaling, return_normed)
+_operator.register_fake(lambda a, w, r, s, scaling, power, return_normed, *_: _empty(a, scaling, return_normed))
 
 
 def by_one_kernel(

@@ -31,15 +31,21 @@ _library = torch.library.Library("tilescale", "FRAGMENT")
 
 
 class Operator:
-    """A function as the operator `tilescale::<name>`."""
+    """A function as the operator `tilescale::<name>`.
+
+    Attributes:
+        plain: the function itself, whose keyword-only arguments the operator does not have.
+        function: what the operator computes.
+    """
 
     def __init__(self, name: str, function: Callable[..., Any]):
-        schema = torch.library.infer_schema(function, mutates_args=())
+        self.name, self.plain, self.function = name, function, _computed(function)
+        schema = torch.library.infer_schema(self.function, mutates_args=())
         _library.define(name + schema, tags=torch.Tag.pt2_compliant_tag)
         _library.impl(name, lambda *given: self._called(given), "CompositeExplicitAutograd")
         _library.impl(name, self._called_by_dispatcher, "Autograd")
-        self.name, self.function = name, _gives_no_views(function)
-        self._arguments = {name: "Tensor" in str(p.annotation) for name, p in signature(function).parameters.items()}
+        parameters = signature(self.function).parameters
+        self._arguments = {name: "Tensor" in str(p.annotation) for name, p in parameters.items()}
         self._dispatched = getattr(torch.ops.tilescale, name).default
         repeated = device_services().repeated
         self._repeated, self._repeated_backward = repeated(self.function), repeated(self._gradients)
@@ -148,14 +154,19 @@ _OURS = {"machine", "operator", "counts", "lies"}
 """State that an operator keeps between its forward and its backward, in addition to saved tensors."""
 
 
-def _gives_no_views(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose results may be changed in place: autograd forbids that for views of its own tensors."""
+def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its positional arguments, whose results may be changed in place: autograd forbids that for views of
+    its own tensors."""
 
+    @wraps(function)
     def call(*given: Any) -> Any:
         made = function(*given)
         return [_no_view(x) for x in made] if made.__class__ is list else _no_view(made)
 
-    return wraps(function)(call)
+    own = signature(function)
+    parameters = [p for p in own.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    vars(call)["__signature__"] = own.replace(parameters=parameters)
+    return call
 
 
 def _no_view(x: Any) -> Any:

@@ -57,16 +57,12 @@ def reduce_scatter(
         return delivered(reduce_scatter_float8(a, dim, name), out)
     if out is None:
         return _operator(a, dim, op, name)
-    return out.copy_(_operator(a, dim, op, name)) if _operator.is_seen else _scattered(a, dim, op, name, out)
+    return out.copy_(_operator(a, dim, op, name)) if _operator.is_seen else _operator.plain(a, dim, op, name, out=out)
 
 
 @operator("reduce_scatter")
-def _operator(a: torch.Tensor, dim: int, op: str, group: str) -> torch.Tensor:
+def _operator(a: torch.Tensor, dim: int, op: str, group: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """This rank's part of the sum, maximum or minimum."""
-    return _scattered(a, dim, op, group, None)
-
-
-def _scattered(a: torch.Tensor, dim: int, op: str, group: str, out: torch.Tensor | None) -> torch.Tensor:
     team = team_of(group)
     if not a.numel():
         shape = list(a.shape)
