@@ -69,9 +69,5 @@ def _operator(a: torch.Tensor, op: str, group: str, *, out: torch.Tensor | None 
     return delivered(whole_tensors.summed(dense(a), team_of(group), made, op), out)
 
 
-@_operator.register_fake
-def _(a: torch.Tensor, op: str, group: str) -> torch.Tensor:
-    return torch.empty_like(a, memory_format=torch.contiguous_format)
-
-
+_operator.register_fake(lambda a, *_: torch.empty_like(a, memory_format=torch.contiguous_format))
 _operator.register_autograd(lambda ctx, grad: _operator(grad, ctx.op, ctx.group))

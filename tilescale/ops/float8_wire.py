@@ -123,11 +123,7 @@ def _(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     return a.new_empty([n // size_of(group) if i == dim else n for i, n in enumerate(a.shape)])
 
 
-@all_reduce_float8.register_fake
-def _(a: torch.Tensor, group: str) -> torch.Tensor:
-    return torch.empty_like(a, memory_format=torch.contiguous_format)
-
-
+all_reduce_float8.register_fake(lambda a, *_: torch.empty_like(a, memory_format=torch.contiguous_format))
 all_gather_float8.register_autograd(
     lambda ctx, grad: operator_of("reduce_scatter")(grad, ctx.dim, "sum", ctx.group)
 )

@@ -67,9 +67,7 @@ def _scaled(
     return result
 
 
-@_scaled.register_fake
-def _(x: torch.Tensor, b: torch.Tensor, of_x: torch.Tensor, of_b: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape[0], b.shape[2], dtype=torch.bfloat16)
+_scaled.register_fake(lambda x, b, *_: x.new_empty(x.shape[0], b.shape[2], dtype=torch.bfloat16))
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

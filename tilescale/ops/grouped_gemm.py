@@ -92,14 +92,8 @@ def _outer(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tens
     return result
 
 
-@_operator.register_fake
-def _(x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape[0], b.shape[2])
-
-
-@_outer.register_fake
-def _(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(counts.shape[0], x.shape[1], y.shape[1])
+_operator.register_fake(lambda x, b, *_: x.new_empty(x.shape[0], b.shape[2]))
+_outer.register_fake(lambda x, y, counts: x.new_empty(counts.shape[0], x.shape[1], y.shape[1]))
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:

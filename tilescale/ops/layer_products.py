@@ -108,9 +108,7 @@ def side_by_side(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torc
     return made.view(*x.shape[:-1], sum(widths))
 
 
-@side_by_side.register_fake
-def _(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], sum(len(weight) for weight in weights))
+side_by_side.register_fake(lambda x, weights, *_: x.new_empty(*x.shape[:-1], sum(len(weight) for weight in weights)))
 
 
 def _side_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
@@ -129,9 +127,7 @@ def side_input_gradient(grad: torch.Tensor, weights: list[torch.Tensor]) -> torc
     return grad @ _joined(weights)
 
 
-@side_input_gradient.register_fake
-def _(grad: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
-    return grad.new_empty(grad.shape[0], weights[0].shape[1])
+side_input_gradient.register_fake(lambda grad, weights: grad.new_empty(grad.shape[0], weights[0].shape[1]))
 
 
 def _side_gradient_backward(ctx: Any, given: torch.Tensor) -> tuple[Any, ...]:

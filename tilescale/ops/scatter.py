@@ -59,9 +59,7 @@ def _shape(a: torch.Tensor, dim: int, size: int) -> list[int]:
     return [n // size if i == dim else n for i, n in enumerate(a.shape)]
 
 
-@_operator.register_fake
-def _(a: torch.Tensor, root: int, dim: int, group: str) -> torch.Tensor:
-    return a.new_empty(_shape(a, dim, size_of(group)))
+_operator.register_fake(lambda a, root, dim, group: a.new_empty(_shape(a, dim, size_of(group))))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

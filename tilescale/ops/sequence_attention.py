@@ -228,9 +228,7 @@ def _made(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(q, memory_format=torch.contiguous_format), sums
 
 
-@_operator.register_fake
-def _(q: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _made(q)
+_operator.register_fake(lambda q, *_: _made(q))
 
 
 @operator("sequence_attention_backward")
