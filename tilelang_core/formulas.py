@@ -66,7 +66,6 @@ class Formula:
 
 @lru_cache(KEPT)
 def formula(expr: ir.PrimExpr | int) -> Formula:
-    """An expression's formula."""
     try:
         function = _function(expr)
     except _Unsupported:

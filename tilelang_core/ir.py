@@ -306,7 +306,6 @@ def is_pure(expr: PrimExpr) -> bool:
 
 
 def is_pipelined(node: Any) -> bool:
-    """Whether a node is a pipelined loop."""
     return isinstance(node, For) and tl.STAGES in node.annotations
 
 

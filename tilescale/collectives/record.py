@@ -86,7 +86,6 @@ class Algorithm:
             raise ValueError(f"algorithm {self.name!r}: a name, schedules, forms of {[*FORMS]}; not {sorted(unknown)}")
 
     def supports(self, operation: str, form: str | None = None) -> bool:
-        """Whether the algorithm supports an operation, of a kind."""
         return operation in self.schedules and (form is None or form in self.kinds(operation))
 
     def kinds(self, operation: str) -> Iterable[str]:

@@ -41,7 +41,6 @@ class Adapters:
     ports: tuple[tuple[str, ...], ...] = ()
 
     def of(self, rank: int) -> tuple[str, ...]:
-        """Adapters of a rank."""
         return self.ports[rank] if rank < len(self.ports) else ()
 
     def variables(self, rank: int, env: Mapping[str, str]) -> dict[str, str]:

@@ -301,7 +301,6 @@ class OneCall:
     """
 
     def __init__(self, rank: int):
-        """Guard the calls of a rank."""
         self._rank, self._lock = rank, threading.RLock()
 
     def __enter__(self) -> None:

@@ -53,7 +53,6 @@ class StoreClient:
         return made
 
     def set(self, name: str, value: bytes) -> None:
-        """Give `name` a value."""
         self._call(self.store.set, name, value)
 
     def append(self, name: str, value: bytes) -> None:
@@ -65,11 +64,9 @@ class StoreClient:
         return self._call(self.store.get, name)
 
     def find(self, name: str) -> bytes | None:
-        """The value of a name, None if it has none."""
         return self._call(self._find, name)
 
     def has(self, name: str) -> bool:
-        """Whether the name has a value."""
         return self._call(self.store.check, [name])
 
     def has_within(self, name: str, seconds: float) -> bool:
@@ -82,7 +79,6 @@ class StoreClient:
         return True
 
     def delete(self, name: str) -> None:
-        """Forget a name."""
         self._call(self.store.delete_key, name)
 
     def count(self, name: str) -> int:

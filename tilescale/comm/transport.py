@@ -39,7 +39,6 @@ class Transport:
         return Transport(self.client.under(name), self._key.of_job(name.encode()), rank)
 
     def set(self, name: str, value: bytes | memoryview) -> None:
-        """Give `name` a value."""
         self.client.set(name, seal(self._key, name, self._rank, value))
 
     def append(self, name: str, value: bytes) -> None:
@@ -51,7 +50,6 @@ class Transport:
         return self.client.has(name)
 
     def log(self, name: str) -> list[SignedRecord]:
-        """The current records of a log."""
         return unseal(self._key, name, self.client.find(name) or b"")
 
     def value(self, name: str, writer: int) -> memoryview:
@@ -59,7 +57,6 @@ class Transport:
         return unseal_one(self._key, name, self.client.get(name), writer)
 
     def delete(self, name: str) -> None:
-        """Forget a name."""
         self.client.delete(name)
 
     def put(self, name: str, parts: list[memoryview]) -> None:

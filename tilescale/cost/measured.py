@@ -180,7 +180,6 @@ class Measured:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no points."""
         return not any(getattr(self, kind) for kind in KINDS)
 
     def over(self, other: Measured) -> Measured:

@@ -71,7 +71,6 @@ class LayerSizes:
 
     @property
     def is_float8(self) -> bool:
-        """Whether weights are float8."""
         return self.weights == FLOAT8
 
     @property

@@ -83,7 +83,6 @@ def tile_rows(width: int) -> int:
 
 
 def row_bytes(x: torch.Tensor) -> int:
-    """Bytes of one of a tensor's rows."""
     return math.prod(x.shape[1:]) * x.itemsize
 
 

@@ -71,5 +71,4 @@ def emulation_faults_told(where: Callable[[], Location | None]) -> Iterator[None
 
 
 def first_line(func: ir.PrimFunc) -> Location | None:
-    """The line of the first statement that has one."""
     return next(filter(None, map(location, ir.statements(func.body))), None)

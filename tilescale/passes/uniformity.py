@@ -355,7 +355,6 @@ def loads_atomically(expr: ir.PrimExpr) -> bool:
 
 
 def is_atomic_load(node: ir.Node) -> bool:
-    """Whether a node is an atomic load."""
     if ir.op_name(node) != tl.atomic("load"):
         return False
     return ir.scope_kind(pointed(ir.loaded_element(node)).buffer) != "fragment"

@@ -132,12 +132,10 @@ class Effects:
 
     @property
     def reads(self) -> tuple[Access, ...]:
-        """The accesses that read."""
         return tuple(a for a in self.accesses if a.reads)
 
     @property
     def writes(self) -> tuple[Access, ...]:
-        """The accesses that write."""
         return tuple(a for a in self.accesses if a.writes)
 
 

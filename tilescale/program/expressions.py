@@ -30,7 +30,6 @@ _SIGN, _ATOM = 7, 9
 
 
 def quoted(text: Any) -> str:
-    """A string literal."""
     return f'"{text}"'
 
 

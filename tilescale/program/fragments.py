@@ -65,7 +65,6 @@ def _is_spread(step: ir.Stmt, fragments: list[accesses.BufferAccess], threads: i
 
 
 def is_whole(access: accesses.BufferAccess) -> bool:
-    """Whether an access is of all of a buffer."""
     shape = ir.constants(access.buffer.shape)
     begins, extents = ir.constants(access.begins or ()), ir.constants(access.extents or ())
     return shape is not None and not any(begins or [1]) and extents == shape

@@ -41,7 +41,6 @@ class Mesh:
         return found
 
     def rank(self, number: int, level: str) -> int:
-        """The rank of a unit at a level."""
         return number // self.step(level) % self.count(level)
 
     def ranks(self, number: int) -> dict[str, int]:

@@ -180,7 +180,6 @@ class Program:
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
-        """All launches, in program order."""
         return tuple(_launches(self.body))
 
     @cached_property

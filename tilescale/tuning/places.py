@@ -38,7 +38,6 @@ class SimulatedTimer:
         """Nothing is under way."""
 
     def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:
-        """As `race.Timer`."""
         return lambda calls: call()
 
 
@@ -157,7 +156,6 @@ class EagerTimer:
             torch.cuda.synchronize()
 
     def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:
-        """As `race.Timer`."""
         return lambda calls: _between_events(call, calls)
 
 
@@ -188,7 +186,6 @@ class HostTimer(EagerTimer):
     """Time until a call returns on the host, the device far from being the limit."""
 
     def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:
-        """As `race.Timer`."""
 
         def group(calls: int) -> float:
             call()

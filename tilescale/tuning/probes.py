@@ -77,7 +77,6 @@ class Probe:
 
     @property
     def contender(self) -> Contender:
-        """The probe as a contender of a race."""
         return Contender(self.name, self.make)
 
 

@@ -37,7 +37,6 @@ class ProgressSteps:
                 self._bar.update(self._task, description=what)
 
     def over(self, items: Sequence[Item], what: str) -> Iterable[Item]:
-        """The items, a step each."""
         self.begin(len(items), what)
         for item in items:
             yield item

@@ -85,7 +85,6 @@ def check(program: Program, machine: Machine) -> None:
 
 
 def collectives(made: Collective, wanted: CollectiveQuery, target: AnyTarget) -> AvailableAlgorithms:
-    """The algorithms for a collective."""
     return implemented.available(made, wanted, _target(target))
 
 
@@ -166,7 +165,6 @@ class DeviceLowered:
 
     @property
     def program(self) -> Program:
-        """The program."""
         return self.lowered.program
 
     @property

@@ -46,7 +46,6 @@ def lower(program: Program, target: AnyTarget) -> PlainText | HierarchicalText:
 
 
 def collectives(made: Collective, wanted: CollectiveQuery, target: AnyTarget) -> AvailableAlgorithms:
-    """The algorithms for a collective."""
     return implemented.available(made, wanted, _target(target))
 
 

@@ -58,7 +58,6 @@ def heap_of(*tensors: torch.Tensor) -> SymmetricHeap:
 
 
 def is_symmetric(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is in a symmetric heap."""
     return _home(tensor) is not None
 
 

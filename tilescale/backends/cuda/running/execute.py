@@ -186,7 +186,6 @@ class DeviceProgram:
             self.sites += [WaitSite(ENTRY, at), WaitSite(EXIT, at)]
 
     def rank(self, level: str) -> int:
-        """This rank's rank at a level."""
         return Mesh(self.sizes).rank(self.team.rank, level)
 
     # -- steps -------------------------------------------------------------------------------------------------------

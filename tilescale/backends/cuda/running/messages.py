@@ -71,7 +71,6 @@ class DeviceMessages:
         return [*copies, lambda: self._exchange(mine)]
 
     def transfers(self, call: ProgramCall) -> Iterator[DeviceTransfer]:
-        """The transfers of all devices."""
         mesh = Mesh(self.context.sizes)
         for me in range(mesh.size):
             by_level = mesh.ranks(me)

@@ -181,7 +181,6 @@ class CallForms:
         self._plain.table_drop(self.table, kept)
 
     def clear(self) -> None:
-        """Forget all forms."""
         self._plain.table_clear(self.table, *self._masks)
 
 

@@ -122,7 +122,6 @@ class CallPlans:
         self._last: CallPlan | None = None  # the last used: the others have their order
 
     def get(self, form: tuple[Any, ...]) -> CallPlan | None:
-        """The plan of calls of a form; None if there is none."""
         plan = self._plans.get(form)
         if plan is not None and plan is not self._last:
             self._plans.move_to_end(form)
@@ -130,7 +129,6 @@ class CallPlans:
         return plan
 
     def keep(self, form: tuple[Any, ...], plan: CallPlan) -> None:
-        """From now on the plan of calls of a form."""
         self._plans[form] = self._last = plan
         self._forget([self._plans.popitem(last=False)[1]] if len(self._plans) > KEPT else [])
 

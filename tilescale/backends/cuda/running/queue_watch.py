@@ -72,7 +72,6 @@ class QueueWatch:
             _watch(self)
 
     def add(self, stream: torch.cuda.Stream, place: QueueWait) -> None:
-        """Add a wait to a stream."""
         # Outside of graphs every wait has its own number, however often a program is called.
         self._serial += 1
         begun = WordWrite(self._word, self._serial << _NUMBER_BITS | self._number(place))

@@ -421,7 +421,6 @@ class RecordedMemory:
         self.symmetric: list[tuple[int, int]] = []
 
     def replaced(self) -> None:
-        """The memory was replaced."""
         self.generation += 1
 
     def has(self, symmetric: tuple[int, int]) -> None:

@@ -48,7 +48,6 @@ class LockstepGrids:
     allocate: Callable[[Frame], None]
 
     def run(self, grid: Grid) -> None:
-        """Run all programs of a grid."""
         run = grid.device.run
         found = run.missed, run.clipped, run.negative
         before = [counts.copy() for counts in found]

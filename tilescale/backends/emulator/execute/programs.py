@@ -154,5 +154,4 @@ class ProgramInstance:
         return programs[rank]
 
     def named_barrier(self, number: int) -> CountingBarrier:
-        """A named barrier of this program."""
         return self._named.setdefault(number, CountingBarrier())

@@ -179,7 +179,6 @@ class Symbols:
     # -- buffers -------------------------------------------------------------------------------------------------------
 
     def reaches_flags(self, node: ir.Node) -> bool:
-        """Whether a node is an access to flags."""
         return hasattr(node, "buffer") and self.root(self.slot(node.buffer.data)) in self.flags
 
     def begin_function(self, launch: Launch) -> None:

@@ -24,12 +24,10 @@ def add(a: Any, b: Any, mode: str, dtype: np.dtype) -> Any:
 
 
 def subtract(a: Any, b: Any, mode: str, dtype: np.dtype) -> Any:
-    """a - b in `dtype`."""
     return add(a, -_wide(b), mode, dtype)
 
 
 def multiply(a: Any, b: Any, mode: str, dtype: np.dtype) -> Any:
-    """a * b in `dtype`."""
     product = _wide(a) * _wide(b)  # exact for float32
     return _round(product, None, mode, dtype, product)
 
@@ -41,14 +39,12 @@ def fma(a: Any, b: Any, c: Any, mode: str, dtype: np.dtype) -> Any:
 
 
 def divide(a: Any, b: Any, mode: str, dtype: np.dtype) -> Any:
-    """a / b in `dtype`."""
     a, b = _wide(a), _wide(b)
     quotient = a / b
     return _round(quotient, lambda r: np.sign(a - r * b) * np.sign(b), mode, dtype, quotient)
 
 
 def reciprocal(a: Any, mode: str, dtype: np.dtype) -> Any:
-    """1 / a in `dtype`."""
     return divide(1.0, a, mode, dtype)
 
 

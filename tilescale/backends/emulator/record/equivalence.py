@@ -221,7 +221,6 @@ class Representatives:
         self._known: dict[Hashable, Representative] = {}
 
     def run(self, grid: Grid) -> None:
-        """Record a grid."""
         run, recorder, key = grid.device.run, self.recorder, self._key(grid)
         known = self._known.get(key)
         if known is not None:

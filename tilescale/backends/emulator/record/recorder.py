@@ -104,7 +104,6 @@ class Recorder(Observer[Frame, Home]):
 
     @property
     def log(self) -> TaskLog | ClusterLog:
-        """The log of the current task."""
         return self._logs[self.current()]
 
     def timeline(self) -> Timeline:

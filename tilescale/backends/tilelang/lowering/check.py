@@ -403,7 +403,6 @@ def check_shared(name: str, asked: int, machine: Machine, where: Sequence[Locati
 
 
 def kernels(text: str) -> Iterator[KernelText]:
-    """The kernels that a text defines."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         header = KERNEL.match(line)

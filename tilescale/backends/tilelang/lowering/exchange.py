@@ -220,7 +220,6 @@ class TileExchange:
         return barrier(self.stage, self.what, self.level)
 
     def received(self, sender: Any, index: list[Any]) -> ir.PrimExpr:
-        """An element of a received tile."""
         here = self.stage.workspace(self.name, self.shape, self.dtype)
         return ir.BufferLoad(here, [self._place(sender), *index])
 

@@ -24,5 +24,4 @@ class HostStep(DevicePhase):
 
     @property
     def call(self) -> ir.Call:
-        """The operation."""
         return self.stmt.value

@@ -255,7 +255,6 @@ def implementation(made: Collective, target: LoweringTarget, name: str) -> Imple
 
 
 def available(made: Collective, wanted: CollectiveQuery, target: LoweringTarget) -> AvailableAlgorithms:
-    """The algorithms for a collective."""
     if wanted.form != TENSORS:
         flat = WITH_FUNCTION if wanted.function else ON_TILES[wanted.form][made.name]
         return AvailableAlgorithms((BETWEEN, flat) if wanted.form == TILES and _by_levels(made, target) else (flat,))

@@ -136,7 +136,6 @@ def grid_wait() -> ir.Stmt:
 
 
 def is_grid_wait(stmt: ir.Stmt) -> bool:
-    """Whether `stmt` is a wait for the preceding grid."""
     return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.WAIT_FOR_KERNEL_BEFORE
 
 

@@ -203,7 +203,6 @@ class Stage:
         return UnsupportedError(found, hint=hint, where=self.where)
 
     def next_number(self) -> int:
-        """A unique number in this stage."""
         self._numbers += 1
         return self._numbers
 

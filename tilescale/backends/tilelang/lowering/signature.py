@@ -58,7 +58,6 @@ class Signature(Stage):
         return self._parameter(argument, lambda: (ir.Var(name, dtype), None))
 
     def tensor(self, argument: Argument, name: str, shape: Any, dtype: str, strides: Any = None) -> ir.Buffer:
-        """A tensor parameter."""
 
         def make() -> tuple[ir.Var, ir.Buffer]:
             # With two parameters of one name, stock TileLang would assume that only the kernel writes the second one.
@@ -81,7 +80,6 @@ class Signature(Stage):
         return self.phase.first_site + len(self.sites) - 1
 
     def rank(self, level: str) -> ir.Var:
-        """This device's rank at a level."""
         return self.scalar(DeviceRank(level), f"{level}_rank", "int32")
 
     def slot(self, peer: Any) -> ir.PrimExpr:

@@ -21,7 +21,6 @@ _DIMENSIONS = BOX_DIMENSIONS - 1
 
 
 def is_pipelined(node: ir.Node) -> bool:
-    """Whether a node is a pipelined loop."""
     return stages_of(node) > 0
 
 

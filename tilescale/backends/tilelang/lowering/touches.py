@@ -70,7 +70,6 @@ class MemoryAccess:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is an access to shared memory."""
         return ir.scope_kind(self.access.buffer) == "shared"
 
     @property

@@ -153,7 +153,6 @@ class ClusterStage(Stage):
         return self._each(tile, elements, body, split=True)
 
     def element(self, tile: TileRegion, index: list[Any], peer: Any) -> ir.PrimExpr:
-        """An element of a peer's tile."""
         here = tir.call(tl.ADDRESS_OF, ir.BufferLoad(tile.buffer, tile.at(index)))
         return tir.extern("tilescale::cluster_load", here, peer, dtype=tile.dtype)
 

@@ -98,7 +98,6 @@ class PipelinedLoop:
 
     @property
     def tiles(self) -> list[ir.Buffer]:
-        """The loaded tiles."""
         return [load.tile for load in self.loads]
 
     @property

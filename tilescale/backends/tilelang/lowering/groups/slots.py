@@ -57,7 +57,6 @@ class UnitSlots:
         return copied(region, self.place(self.unit.number if slot is None else slot, "w"))
 
     def received(self, sender: Any, index: Sequence[Any]) -> ir.PrimExpr:
-        """An element of a slot."""
         return ir.BufferLoad(self.buffer, [sender, *index])
 
     def all(self, index: Sequence[Any]) -> list[ir.PrimExpr]:

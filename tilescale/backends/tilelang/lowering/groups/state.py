@@ -46,7 +46,6 @@ class GroupStage(Stage):
         return self.launch.thread_vars[0][0]
 
     def level(self, name: str) -> Level:
-        """A level of the machine."""
         return self.target.machine.level(name)
 
     def level_of(self, stmt: ir.Stmt) -> Level | None:

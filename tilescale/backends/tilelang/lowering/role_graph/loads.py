@@ -38,7 +38,6 @@ class ProducerLoad:
 
     @property
     def source(self) -> ir.Call:
-        """The source region."""
         return Copy.of(self.call).source if self.is_far else tiles.TileCopy.of(self.call).source
 
     @property
