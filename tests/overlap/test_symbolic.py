@@ -115,6 +115,34 @@ def exchange(*, reads: bool = True) -> Any:
     return f
 
 
+def sum_of_parts(devices: int, *, steps: int = 2, in_turn: bool = False, rows: Any = None) -> Any:
+    """Gather rows, then each block adds up the columns of a tile of all parts, in one loop that begins with local ones.
+
+    Args:
+        steps: iterations for each part.
+        in_turn: whether each iteration reads another part than the one before.
+    """
+    rows = T.dynamic("rows") if rows is None else rows
+
+    @T.prim_func
+    def f(X: T.Tensor((1, rows, steps * WIDE), "float32"), Y: T.Tensor((rows, WIDE), "float32")):
+        with T.Kernel(device=devices, block=(1, T.ceildiv(rows, TILE)), threads=32) as (_, tile):
+            gathered = T.alloc((devices, rows, steps * WIDE), "float32", level="l2")
+            with T.Scale("device"):
+                T.all_gather(X, gathered, dim=0)
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                x, y = (T.alloc((TILE, WIDE), "float32", level="l1") for _ in range(2))
+                T.clear(y)
+                for k in T.Pipelined(devices * steps, num_stages=2):
+                    turn, step = (k % devices, k // devices) if in_turn else (k // steps, k % steps)
+                    T.copy(gathered[(rank + devices - turn) % devices, tile * TILE, step * WIDE], x)
+                    for i, j in T.Parallel(TILE, WIDE):
+                        y[i, j] = y[i, j] + x[i, j]
+                T.copy(y, Y[tile * TILE, 0])
+
+    return f
+
+
 PROGRAMS = {
     "gather": gather(),
     "gather, one matrix": gather(slots=False),
@@ -125,6 +153,8 @@ PROGRAMS = {
     "all_to_all": exchange(),
     "all_to_all alone": exchange(reads=False),
     "gather of columns": gather_columns(DEVICES, T.dynamic("rows"), TILE, 3),
+    "gather, parts in a loop": sum_of_parts(DEVICES),
+    "gather, parts in turn": sum_of_parts(DEVICES, in_turn=True),
     "gather in a loop": layers(DEVICES, 3, T.dynamic("rows"), result="workspace"),
     "ring": around(DEVICES, T.dynamic("rows"), TILE, both=True),
 }
@@ -143,13 +173,13 @@ def of_program(name: str, rows: int) -> list[list[torch.Tensor]]:
     return found
 
 
-def arguments(func: Any, rows: int) -> list[list[torch.Tensor]]:
+def arguments(func: Any, rows: int, devices: int = DEVICES) -> list[list[torch.Tensor]]:
     """Numbers of which sums are exact for each device, and a poisoned result, its last argument."""
     rng, given = torch.Generator().manual_seed(0), []
     buffers = [buffer for _, buffer in ir.parameters(func)]
     values = {var: ir.IntImm("int32", rows) for b in buffers for n in b.shape for var in ir.variables(n)}
     shapes = [[ir.integer(ir.substitute(n, values)) for n in buffer.shape] for buffer in buffers]
-    for _ in range(DEVICES):
+    for _ in range(devices):
         numbers = [torch.randint(9, shape, generator=rng).float() for shape in shapes]
         given.append([*numbers[:-1], numbers[-1].fill_(torch.nan)])
     return given
@@ -325,6 +355,62 @@ def test_tiles_in_groups_and_in_turns_are_all_made(group: int | None, blocks: in
         assert [ir.constant(loop.extent) for loop in grids] == [blocks, 1, 2]
     for count in ROWS if rows is None else (rows,):
         check_same(func, changed, arguments(func, count), seeds=(None, 1))
+
+
+@pytest.mark.parametrize(
+    ("devices", "group", "blocks", "rows"), [(1, 2, None, None), (3, None, 2, 23), (2, 2, None, None), (3, 3, 5, 23)]
+)
+def test_loops_wait_for_each_part_where_it_begins(devices: int, group: Any, blocks: int | None, rows: int | None):
+    func = sum_of_parts(devices, steps=3, rows=rows)
+    how = {"group": group, "blocks": blocks, "carrier": "queue", "chunk": 8, "chunks": 3}
+    changed, schedule = overlap(func, H200, Schedule([Move("all_gather", ("X", "gathered"), **how)]))
+    assert schedule.moves[0].overlapped and schedule.moves[0].group == group, schedule
+    for count in ROWS if rows is None else (rows,):
+        args = arguments(func, count, devices)
+        check_same(func, changed, args, seeds=(None, 1))
+        report = tilescale.emulate(changed, args, machine=H200)
+        assert {each.messages for each in report.activity} == {(devices - 1) * -(-count // 8)}
+    text = changed.script()
+    assert ("if k % 3 == 0" in text) == (devices > 1)
+    assert devices == 1 or text.index("for chunk in") < text.index("for step in"), "a chunk goes to all units first"
+
+
+def test_loops_over_parts_make_no_counted_tiles():
+    """A producer stores each tile of a part in two pieces: a chunk has twice as many stores as tiles."""
+    rows = T.dynamic("rows")
+    shape = (DEVICES, rows, 2 * WIDE)
+
+    @T.prim_func
+    def f(X: T.Tensor(shape, "float32"), Y: T.Tensor(shape, "float32")):
+        with T.Kernel(device=DEVICES, block=(1, T.ceildiv(rows, TILE)), threads=32) as (_, tile):
+            sent, got = (T.alloc(shape, "float32", level="l2") for _ in range(2))
+            x, y = T.alloc((TILE, WIDE), "float32", level="l1"), T.alloc((TILE, 2 * WIDE), "float32", level="l1")
+            with T.Scale("block"):
+                for k in T.serial(2 * DEVICES):
+                    T.copy(X[k // 2, tile * TILE, k % 2 * WIDE], x)
+                    T.copy(x, sent[k // 2, tile * TILE, k % 2 * WIDE])
+            with T.Scale("device"):
+                T.all_to_all(sent, got, dim=0)
+            with T.Scale("block"):
+                for part in T.serial(DEVICES):
+                    T.copy(got[part, tile * TILE, 0], y)
+                    T.copy(y, Y[part, tile * TILE, 0])
+
+    changed, schedule = overlapped(f, chunk=TILE)
+    assert schedule.moves[0].overlapped and "counted" not in str(schedule), schedule
+    check_same(f, changed, arguments(f, 10), seeds=(None, 1))
+
+
+def test_local_columns_are_copied():
+    changed, schedule = overlapped(PROGRAMS["gather of columns"], chunk=TILE, local="source")
+    assert schedule.moves[0].overlapped and "local rows are copied" in str(schedule)
+    check_same(PROGRAMS["gather of columns"], changed, of_program("gather of columns", 10), seeds=(None, 1))
+
+
+def test_tiles_of_one_part_have_no_groups_without_the_source():
+    moves = Schedule([Move("all_gather", ("X", "gathered"), carrier="queue", group=2)])
+    _, schedule = overlap(columns_of(DEVICES, 3), H200, moves)
+    assert "sequential: tiles are rasterized that read local rows from the source" in str(schedule)
 
 
 def test_a_grid_of_another_form_has_no_groups():

@@ -15,7 +15,6 @@
     slices.py               all_gather -> grid: slices of columns, for loops over these
     raster.py               tiles of programs: in groups of rows, and of a persistent grid
     prefetch.py             all_gather in a layer loop -> grid: one layer ahead
-    columns.py              all_gather along columns -> grid
     scatter.py              grid -> reduce_scatter, grid -> allreduce
     tile_collective.py      grid -> allreduce: tile by tile, in the grid
     exchange.py             grid -> all_to_all -> grid

@@ -46,7 +46,7 @@ class TensorUse:
         high: how many rows there are, all of one index of the other dimensions that are counted; None: not known.
         box: the elements of a program, in terms of its indices; None: there are several such boxes, or it happens in a
             loop or a branch.
-        tiles: the axes of the grid that number the parts and tiles; None: there are none.
+        tiles: what numbers the parts and the tiles; None: nothing does.
     """
 
     phase: GridPhase
@@ -250,7 +250,7 @@ class _Descent:
         begin, end = self._rows(stmts)
         boxes = self._boxes(stmts)
         heights = {self.rows.high(box) for box in boxes}
-        alone = len(boxes) == 1 and not self.loops and not self.branches
+        alone = len(boxes) == 1 and not self.branches
         box = list(map(self._written_out, boxes[0])) if alone else None
         return TensorUse(
             *(self.phase, self.launch, self.rows, stmts, begin, end, tuple(self.loops), tuple(self.branches)),
@@ -258,8 +258,8 @@ class _Descent:
             named=self._named(stmts),
             looks_up=self.looks_up,
             high=heights.pop() if len(heights) == 1 else None,
-            box=box,
-            tiles=None if box is None else PartTiles.of(self.rows, box, self.launch),
+            box=None if self.loops else box,
+            tiles=None if box is None else PartTiles.of(self.rows, box, self.launch, self.loops),
         )
 
     def _inside(self, stmts: tuple[ir.Stmt, ...]) -> tuple[ir.Stmt, ...] | None:
@@ -324,7 +324,8 @@ class _Descent:
         if pair is None:
             return None
         begin, end = map(ir.int_node, pair)
-        pure = {var: value for var, value in self.binds.items() if ir.is_pure(value)}
+        known = {var: value for var, value in self.binds.items() if not isinstance(operation(value), Rank)}
+        pure = {var: value for var, value in known.items() if ir.is_pure(value)}
         while pure.keys() & (ir.variables(begin) | ir.variables(end)):
             begin, end = ir.substitute(begin, pure), ir.substitute(end, pure)
         return begin, end

@@ -97,6 +97,25 @@ class RowChunks:
         numbers = [first, *(ir.Min(first + i, last) for i in range(1, most))]
         return [*binds, *(wait(flags, number // self.each, number % self.each) for number in numbers)]
 
+    def across(self, use: TensorUse, uses: AccessMaps, level: str, flags: ir.Buffer) -> tuple[ir.Stmt, ir.Stmt]:
+        """A statement, and the same with waits for the rows that a use reads of all other units. A loop over the parts
+        waits for each where it begins; else all are awaited before, one by one for rows of one chunk, before which a
+        pipelined loop keeps its producer."""
+        (rank, rank_is), units, chunk = rank_of(level), uses.sizes[level], ir.Var("chunk", "int32")
+        if use.tiles and use.loops:
+            loop, part = use.loops[-1], use.tiles.part
+            other = ir.IfThenElse(ir.NE(part, rank), tir.sequence(self.waits(use, uses, level, flags)), None)
+            return loop, tir.sequence([rank_is, waiting_at_each(use.tiles.iterations(loop), loop, other)])
+        first, last = self.number(use.begin), self.number(use.end - 1)
+        if units == 1 or self.span(use, uses, level) == (1, True):
+            waits = [wait(flags, (rank + step) % units, first) for step in range(1, units)]
+        else:
+            each = tir.sequence([wait(flags, (rank + step) % units, chunk) for step in range(1, units)])
+            count = ir.Max(last - first + 1, ir.IntImm("int32", 0))
+            waits = [ir.For(chunk, first, count, ir.ForKind.SERIAL, each)]
+        stmt = use.stmts[0]
+        return stmt, tir.sequence([*(tir.at(s, stmt) for s in (rank_is, *waits)), stmt])
+
     def told(self, flags: ir.Buffer, part: Any) -> list[ir.Stmt]:
         """Signals that all of a part is there."""
         return [self.all(lambda chunk: signal(flags, part, chunk))]
@@ -149,6 +168,12 @@ def to_others(
     order, step, (rank, rank_is) = order or DepartureOrder(), ir.Var("step", "int32"), rank_of(level)
     each = make(rank, order.part(step, rank, parts))
     return [rank_is, ir.For(step, order.others, parts - 1, ir.ForKind.SERIAL, each)]
+
+
+def waiting_at_each(count: Any, loop: ir.For, waiting: ir.Stmt) -> ir.For:
+    """A loop with a wait in the first of every `count` iterations, before all else: so it keeps its producer."""
+    begins = ir.EQ(loop.loop_var % count, ir.IntImm("int32", 0))
+    return tir.relooped(loop, body=tir.sequence([tir.at(ir.IfThenElse(begins, waiting, None), loop), loop.body]))
 
 
 def flag(flags: ir.Buffer, *index: Any) -> ir.Call:

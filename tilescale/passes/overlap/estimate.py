@@ -182,6 +182,12 @@ def gathered(
     return float(work.done(np.concatenate([own, (own[-1] if kept else begin) + sent]))[-1])
 
 
+def gathered_across(travel: RowTransport, chunk: int, work: TileWork) -> float:
+    """Seconds until a grid ends that processes chunks of rows when those of all units are there."""
+    steps = [(travel.parts - 1) * travel.sending(rows) for rows in travel.cut(chunk)]
+    return travel.keeping(travel.height) + float(work.done(travel.queue.startup + np.cumsum(steps))[-1])
+
+
 def sliced(travel: RowTransport, slices: int, work: TileWork, begin: float = 0.0) -> float:
     """Seconds until a grid ends whose tiles all run at once and iterate over slices of columns as these arrive.
 
@@ -334,17 +340,15 @@ def choose_rows(
     readers: Sequence[TensorUse],
     move: Move,
     seconds: Callable[[RowTransport, int, TileWork], float],
-    parts: int | None = None,
 ) -> int:
     """Rows of a chunk of a result that grids read, the first of them overlapped; records the estimate in the move.
 
     Args:
         seconds: until that grid ends, from the rows of a chunk.
-        parts: units that send; those of `rows` if left out.
     """
     if uses.symbolic:
         return align(move, readers)
-    level, travel = site.made.level, RowTransport.of(site, uses, parts or rows.parts, rows.height)
+    level, travel = site.made.level, RowTransport.of(site, uses, uses.sizes[site.made.level], rows.height)
     first, *others = (TileWork.of(use, uses, level) for use in readers)
     rest = sum(work.seconds for work in others)
     step = uses.step(readers[0], rows.height, level)

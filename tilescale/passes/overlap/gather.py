@@ -4,8 +4,9 @@
 Why: all devices wait for the whole of a tensor although each tile reads rows of one part. Before: a gather, then grids.
 After: the gather is started on the copy queue, a chunk of rows at a time, each with a flag; a tile waits for the flags
 of the rows that it reads; the first grid works on the local part first and then on the others in the order in which
-they arrive. A gather along columns is handled by `columns.py`. Declines one along further dimensions, one whose result
-is used outside of grids, and the cases of `legality.py`.
+they arrive. Where a tile reads rows of all parts, in a loop over these or of a matrix whose columns are gathered, each
+chunk is sent to all units before the next one, and tiles stay as written. Declines gathers along further dimensions,
+those whose result is used outside of grids, and the cases of `legality.py`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import RowChunks, flag, put, to_others
-from tilescale.passes.overlap.columns import overlap_columns
-from tilescale.passes.overlap.estimate import RowTransport, choose_rows, gathered, sliced
+from tilescale.passes.overlap.estimate import RowTransport, choose_rows, gathered, gathered_across, sliced
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting
 from tilescale.passes.overlap.local_rows import check_source, split_by_source
 from tilescale.passes.overlap.partition import Partition, check_whole
 from tilescale.passes.overlap.producers_consumers import check_some, readers_of
-from tilescale.passes.overlap.raster import Raster
+from tilescale.passes.overlap.raster import Raster, check_free
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import CALLER, Move
 from tilescale.passes.overlap.slices import ColumnSlices
@@ -36,7 +36,7 @@ from tilescale.passes.overlap.tile_cost import TileWork
 from tilescale.passes.overlap.tile_order import ArrivalOrder, tiles_in, with_tiles
 from tilescale.program.asynchronous import PartLayout
 from tilescale.program.dependence import Dependence, ProgramStep
-from tilescale.program.model import location
+from tilescale.program.model import GridPhase, location
 from tilescale.program.ops import ALL_GATHER
 
 
@@ -48,6 +48,7 @@ class _SplitGather:
         readers: reads of its result, one for each grid.
         pieces: what is sent with one flag.
         flags: one for each piece of each part.
+        across: whether a tile reads rows of all parts.
     """
 
     site: CollectiveSite
@@ -57,10 +58,22 @@ class _SplitGather:
     readers: tuple[TensorUse, ...]
     pieces: RowChunks | ColumnSlices
     flags: ir.Buffer
+    across: bool
 
     @property
     def level(self) -> str:
         return self.site.made.level
+
+    @property
+    def units(self) -> int:
+        return self.uses.sizes[self.level]
+
+    def part(self, rank: Any, first: Any, count: Any) -> ir.Call:
+        """Destination of some rows of a rank."""
+        if self.site.made.axis == 0:
+            return self.rows.region(rank, first, count, "w")
+        wide = ir.region_parts(self.site.made.source)[2][1]
+        return tir.region(self.rows.buffer, [first, rank * wide], [count, wide], "w")
 
 
 Gathers = Sequence[tuple[CollectiveSite, ProgramStep, Move]]
@@ -75,8 +88,6 @@ def overlap_gather(
     Raises:
         Declined: it stays unchanged.
     """
-    if not site.made.is_in_place and site.made.axis == 1:
-        return overlap_columns(site, mine, graph, uses, move)
     return overlap_gathers([(site, mine, move)], graph, uses)
 
 
@@ -93,7 +104,7 @@ def overlap_gathers(several: Gathers, graph: Dependence, uses: AccessMaps) -> ir
     rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
     gathers = [_gather(*each, graph, uses, rewriter) for each in several]
     for gather in gathers:
-        gather.move.why = "each tile waits for the rows that it reads"
+        gather.move.why = "each tile waits for the rows that it reads" + ", of the columns of all" * gather.across
         for use in gather.readers:
             _await(gather, use, rewriter)
     first, level = gathers[0].readers[0], gathers[0].level
@@ -103,12 +114,23 @@ def overlap_gathers(several: Gathers, graph: Dependence, uses: AccessMaps) -> ir
         changed = split_by_source(first, [gather.site for gather in gathers], rewriter, raster)
     else:
         started = _started(gathers[0], in_place=is_behind_waiting(mine, graph))
-        tiles = tiles_in(ArrivalOrder(), first, gathers[0].rows, uses, move, level)
-        changed = with_tiles(first.phase, tiles, rewriter)
+        changed = _tiles(gathers[0], first, rewriter)
     stmts = [tir.sequence(located(started, site.stmt)), *[tir.sequence([])] * (len(gathers) - 1)]
     rewriter.statements.extend((gather.site.stmt, stmt) for gather, stmt in zip(gathers, stmts, strict=True))
     rewriter.phases.append((first.phase, (changed,)))
     return rewriter.apply()
+
+
+def _tiles(gather: _SplitGather, use: TensorUse, rewriter: LaunchRewriter) -> GridPhase:
+    """The grid that reads a gather, with the tiles that its move asks for."""
+    move, uses = gather.move, gather.uses
+    move.ordered &= not gather.across
+    if move.group is None and move.blocks is None:
+        return with_tiles(use.phase, tiles_in(ArrivalOrder(), use, gather.rows, uses, move, gather.level), rewriter)
+    if not gather.across:
+        raise Declined("tiles are rasterized that read local rows from the source, or rows of all parts")
+    check_free(use, uses, move)
+    return Raster.of(use, move).changed(use.phase, rewriter, [], lambda number: {})
 
 
 def _moved_before(several: Gathers, graph: Dependence, uses: AccessMaps) -> ir.PrimFunc:
@@ -138,19 +160,23 @@ def _gather(
     site: CollectiveSite, mine: ProgramStep, move: Move, graph: Dependence, uses: AccessMaps, rewriter: LaunchRewriter
 ) -> _SplitGather:
     """The gather with its pieces and their flags."""
-    rows = rows_of(site, uses)
+    rows = _columns_of(site, uses) or rows_of(site, uses)
     readers = _readers(site, mine, graph, uses, rows)
     while move.chunks != 1 and (deeper := readers[0].deeper) and all(use.deeper for use in readers):
         rows, readers = deeper, _readers(site, mine, graph, uses, deeper)
     check_some(readers[0], rows, uses, site.made.level)
-    chunk = choose_rows(site, uses, rows, readers, move, partial(_seconds, move))
+    made, units = site.made, uses.sizes[site.made.level]
+    across = made.axis == 1 or units == 1 and move.local is None or all(use.tiles and use.loops for use in readers)
+    chunk = choose_rows(site, uses, rows, readers, move, partial(_seconds, move, across))
     pieces = ColumnSlices(rows, move.slices) if move.slices else RowChunks(rows, chunk, move.chunks)
-    flags = rewriter.alloc_flags(f"{rows.buffer.name}_here", pieces.shape)
-    return _SplitGather(site, uses, move, rows, readers, pieces, flags)
+    flags = rewriter.alloc_flags(f"{rows.buffer.name}_here", (units, pieces.shape[1]))
+    return _SplitGather(site, uses, move, rows, readers, pieces, flags, across)
 
 
-def _seconds(move: Move, travel: RowTransport, chunk: int, work: TileWork) -> float:
+def _seconds(move: Move, across: bool, travel: RowTransport, chunk: int, work: TileWork) -> float:
     """The estimate of the grid that reads a gather."""
+    if across:
+        return gathered_across(travel, chunk, work)
     if move.slices is not None:
         return sliced(travel, move.slices, work, travel.queue.startup)
     return gathered(travel, chunk, work, kept=move.local is None)
@@ -161,6 +187,8 @@ def _await(gather: _SplitGather, use: TensorUse, rewriter: LaunchRewriter) -> No
     pieces, uses = gather.pieces, gather.uses
     if isinstance(pieces, ColumnSlices):
         rewriter.statements.append(pieces.awaited(use, uses, gather.flags))
+    elif gather.across:
+        rewriter.statements.append(pieces.across(use, uses, gather.level, gather.flags))
     else:
         rewriter.before(use.stmts[0], pieces.waits(use, uses, gather.level, gather.flags))
 
@@ -169,12 +197,14 @@ def _reads_source(gathers: Sequence[_SplitGather]) -> Raster | None:
     """The programs whose tiles read local rows from the sources, if the moves ask for that; they record whether they
     do."""
     move, uses = gathers[-1].move, gathers[-1].uses
+    if gathers[0].across and move.local is None:
+        return None
     try:
         if move.local is None:
             raise Declined("as asked for")
         raster = check_source([(gather.site, gather.readers) for gather in gathers], uses, move)
     except Declined as reason:
-        if len(gathers) > 1 or gathers[0].rows.parts == 1 or move.slices:
+        if len(gathers) > 1 or gathers[0].units == 1 or move.slices:
             raise
         if move.local is not None:
             move.local = move.group = move.blocks = None
@@ -183,6 +213,20 @@ def _reads_source(gathers: Sequence[_SplitGather]) -> Raster | None:
     for gather in gathers:
         gather.move.why += ", local rows from the source"
     return raster
+
+
+def _columns_of(site: CollectiveSite, uses: AccessMaps) -> Partition | None:
+    """Row numbering of a matrix whose columns are gathered; None for other results."""
+    made, where = site.made, location(site.stmt)
+    if made.is_in_place or made.axis != 1:
+        return None
+    (_, _, own), (whole, _, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
+    if len(extents) != 2 or len(own) != 2:
+        raise Declined("it is not a matrix", where)
+    check_whole(made.target, "gathers into", where)
+    if whole.data in uses.names.views:
+        raise Declined(f"it gathers into a part of {whole.name!r}", where)
+    return Partition(whole, 1, slots=False)
 
 
 def rows_of(site: CollectiveSite, uses: AccessMaps) -> Partition:
@@ -208,8 +252,12 @@ def _started(gather: _SplitGather, *, in_place: bool) -> list[ir.Stmt]:
     """
     made, rows, flags = gather.site.made, gather.rows, gather.flags
     rank, rank_is = rank_of(made.level)
-    home = copy(made.source, rows.region(rank, 0, rows.height, "w"))
+    home = copy(made.source, gather.part(rank, 0, rows.height))
     assert isinstance(gather.pieces, RowChunks)
+    if gather.across:
+        piece = lambda number: lambda rank, peer: _piece(gather, rank, peer, number)  # noqa: E731
+        sent = gather.pieces.all(lambda number: tir.sequence(to_others(made.level, gather.units, piece(number))))
+        return [rank_is, home, sent] if gather.units > 1 else [rank_is, home]
     if gather.pieces.rows % rows.inner:
         sent = to_others(made.level, rows.parts, lambda *which: _send(gather, *which))
         return [*sent, rank_is, home, *gather.pieces.told(flags, rank)]
@@ -222,6 +270,11 @@ def _started(gather: _SplitGather, *, in_place: bool) -> list[ir.Stmt]:
 
 def _send(gather: _SplitGather, rank: Any, peer: Any) -> ir.Stmt:
     """The copies of a rank's rows to a peer, piece by piece."""
+    return gather.pieces.all(lambda number: _piece(gather, rank, peer, number))
+
+
+def _piece(gather: _SplitGather, rank: Any, peer: Any, number: Any) -> ir.Stmt:
+    """The copy of a piece of a rank's rows to a peer."""
     made, rows, pieces = gather.site.made, gather.rows, gather.pieces
     source, begins, extents = ir.region_parts(made.source)
     leading = len(extents) - len(rows.buffer.shape) + rows.slots
@@ -233,13 +286,10 @@ def _send(gather: _SplitGather, rank: Any, peer: Any) -> ir.Stmt:
         at, of = list(begins), list(extents)
         at[inside] = [begin + place for begin, place in zip(begins[inside], places, strict=True)]
         of[inside] = sizes
-        return [tir.region(source, at, of, "r"), rows.region(rank, first, count, "w")]
+        return [tir.region(source, at, of, "r"), gather.part(rank, first, count)]
 
-    def piece(number: Any) -> ir.Stmt:
-        if isinstance(pieces, ColumnSlices):
-            here, there = (pieces.region(whole, number) for whole in some(0, rows.height))
-        else:
-            here, there = some(number * pieces.rows, pieces.count(number))
-        return put(made.level, here, there, peer, flag(gather.flags, rank, number))
-
-    return pieces.all(piece)
+    if isinstance(pieces, ColumnSlices):
+        here, there = (pieces.region(whole, number) for whole in some(0, rows.height))
+    else:
+        here, there = some(number * pieces.rows, pieces.count(number))
+    return put(made.level, here, there, peer, flag(gather.flags, rank, number))

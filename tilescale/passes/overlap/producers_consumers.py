@@ -49,7 +49,7 @@ def counted(use: TensorUse, chunks: RowChunks, uses: AccessMaps, level: str) -> 
     """
     tiles = use.tiles
     if uses.symbolic:
-        if tiles is None or chunks.span(use, uses, level) != (1, True):
+        if tiles is None or use.loops or chunks.span(use, uses, level) != (1, True):
             raise Declined("how many tiles a chunk has is known at launch only", location(use.stmts[0]))
         return lambda part, chunk: tiles.count(chunks.count(chunk))
     found = []

@@ -50,8 +50,8 @@ class Raster:
         launch, tiles = use.launch, use.tiles
         if move.group is None and move.blocks is None:
             return Raster(launch.programs, 1, launch.grid[0], None, None)
-        columns = ir.constant(launch.grid[0])
-        axes = ("columns", "tiles") if tiles is None else ("columns", "tiles", "parts")
+        columns, in_loop = ir.constant(launch.grid[0]), use.loops and tiles
+        axes = ("columns", "tiles") if tiles is None or in_loop else ("columns", "tiles", "parts")
         is_second = tiles is None or tiles.tile.same_as(launch.programs[1])
         if len(launch.programs) != len(axes) or not is_second or columns is None:
             raise Declined(f"the axes of the grid are not {', '.join(axes)}", location(use.stmts[0]))

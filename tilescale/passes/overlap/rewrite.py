@@ -23,7 +23,7 @@ from tilescale.passes.overlap.legality import CollectiveSite, ShiftSite, check, 
 from tilescale.passes.overlap.prefetch import overlap_prefetch
 from tilescale.passes.overlap.rotation import grids_first
 from tilescale.passes.overlap.scatter import overlap_reduction
-from tilescale.passes.overlap.schedule import ACCUMULATORS, CALLER, COLLECTIVE, WIRES, Move, Schedule
+from tilescale.passes.overlap.schedule import ACCUMULATORS, CALLER, COLLECTIVE, QUEUE, WIRES, Move, Schedule
 from tilescale.passes.overlap.shift import overlap_shift
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
@@ -106,7 +106,7 @@ def _reads_source(move: Move) -> bool:
 
 
 def _check_fields(move: Move) -> None:
-    if move.carrier == CALLER and _reads_source(move):
+    if move.collective == "all_gather" and (move.carrier == QUEUE or move.carrier == CALLER and _reads_source(move)):
         return
     for name in ("carrier", "adds"):
         if getattr(move, name) is not None and _PATTERNS.get(move.collective) is not overlap_reduction:
@@ -159,7 +159,8 @@ class _RewriteState:
         site, mine, graph, uses = self._next(self.func)
         before = _flags(uses.program)
         level = site.made[0].level if isinstance(site, ShiftSite) else site.made.level
-        if uses.sizes[level] == 1 and not (move.carrier == COLLECTIVE or move.adds == ACCUMULATORS or move.local):
+        asks = move.carrier == COLLECTIVE or move.adds == ACCUMULATORS or move.local or move.group
+        if uses.sizes[level] == 1 and not asks:
             raise Declined("there is one unit only")
         if isinstance(site, ShiftSite) and (turned := grids_first(site, uses)) is not None:
             site, mine, graph, uses = self._next(turned)

@@ -44,8 +44,9 @@ class Move:
         overlapped: whether it runs concurrently with the grid that produces or reads its data.
         chunk: rows that are sent together, columns where the `axis` is 1; None leaves the choice to the cost model.
         carrier: the carrier of the rows of a reduction, "queue" or "tiles"; None leaves the choice between these to the
-            cost model. Or "collective": programs all-reduce each tile before they store it. Of a gather with `local`:
-            "caller" if an earlier program has moved the rows to the same memory, a parameter of both: none are sent.
+            cost model. Or "collective": programs all-reduce each tile before they store it. Of a gather "queue", also
+            the meaning of None; or, with `local`, "caller" if an earlier program has moved the rows to the same memory,
+            a parameter of both: none are sent.
         adds: the reducer of local rows and the received parts: "tiles" where possible (also the meaning of None), or
             "grid", a separate grid. Or "accumulators": tiles add them before they are rounded, local rows unrounded and
             first, the others in the order in which they were sent.
@@ -54,9 +55,8 @@ class Move:
         ordered: whether the tiles of the grid are put into the order in which rows are sent.
         local: "source" to let tiles of an all-gather read local rows from its source, where only they read its result;
             None copies them.
-        group, blocks: where local rows are read from the source, or a reduction has a carrier other than "tiles", the
-            rows of tiles that are rasterized together, and the programs of a persistent grid; None leaves the grid as
-            it is.
+        group, blocks: where local rows are read from the source, or a carrier other than "tiles" is named, the rows of
+            tiles that are rasterized together, and the programs of a persistent grid; None leaves the grid as it is.
         chunks: most chunks of a part, where its rows are known at launch only: there is a flag for each; with 1, the
             rows of a part are sent together. None makes flags for each new number of rows.
         slices: slices of columns in which a gather sends the rows of a part, where `local` is "source" and tiles

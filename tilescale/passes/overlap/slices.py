@@ -16,7 +16,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
-from tilescale.passes.overlap.chunks import wait
+from tilescale.passes.overlap.chunks import wait, waiting_at_each
 from tilescale.passes.overlap.partition import Partition
 from tilescale.program.model import location
 
@@ -63,9 +63,7 @@ class ColumnSlices:
         if step is None or use.part is None or width % step:
             raise Declined("no loop of its tiles iterates over slices of columns", location(loop))
         steps = width // step
-        begins = ir.EQ(loop.loop_var % steps, ir.IntImm("int32", 0))
-        waiting = ir.IfThenElse(begins, wait(flags, use.part, loop.loop_var // steps), None)
-        return loop, tir.relooped(loop, body=tir.sequence([tir.at(waiting, loop), loop.body]))
+        return loop, waiting_at_each(steps, loop, wait(flags, use.part, loop.loop_var // steps))
 
 
 def _step(use: TensorUse, uses: AccessMaps) -> int | None:
