@@ -92,15 +92,13 @@ def test_all_gather_columns_matmul(
     b, lying = operands(size, n, size * k, transposed, kind)
     program = module("ag_columns_gemm").program(size, GemmSpec(n, k, dtype, tiles, transposed, biased))
     per_device = [
-        [a[r], unwritten(size, rows, k, dtype=kind), lying[r], bias if biased else bias[:1]]
-        + [unwritten(rows, n, dtype=kind)]
+        [a[r][None], lying[r], bias if biased else bias[:1]]
+        + [unwritten(rows, n, dtype=kind), unwritten(size, rows, k, dtype=kind)]
         for r in range(size)
     ]
-    for r, (_, gathered, *_) in enumerate(per_device):
-        gathered[r] = a[r]
     report = tilescale.emulate(program, per_device)
     assert {each.messages for each in report.activity} == {(size - 1) * -(-rows // CHUNK)}
-    for right, (*_, c) in zip(b, per_device, strict=True):
+    for right, (*_, c, _) in zip(b, per_device, strict=True):
         close(c, torch.cat(a, 1).float() @ right.float() + (bias.float() if biased else 0))
 
 

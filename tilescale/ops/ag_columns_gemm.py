@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """All-gather of columns and GEMM: gather(a, dim=1) @ b, the inner dimension of a distributed over the ranks.
 
-The copy queue sends the local columns to all ranks, in chunks of rows, while tiles of the result begin with the local
-part of the inner dimension. Each tile continues with the parts of the other ranks, in the order of their arrival. Small
-GEMMs, and those whose parts of K are not multiples of 64 or whose N is not a multiple of 8, gather first.
+The program is sequential: a tile begins with the local part of the inner dimension, and continues with the parts of the
+other ranks, in the order in which they are sent. By its schedule the copy queue sends the local columns to all ranks
+meanwhile, in chunks of rows. Small GEMMs, and those whose parts of K are not multiples of 64 or whose N is not a
+multiple of 8, gather first.
 """
 
 from typing import Any
@@ -17,13 +18,14 @@ from tilescale.ops import strategy
 from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product
 from tilescale.ops.gemm_operators import kernel_arguments
 from tilescale.ops.group import collective, group_name, size_of, team_of
-from tilescale.ops.kernels import Choice, ChosenKernels
+from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, GemmSpec, add_bias, on_chip_tiles, tiling
 from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import product
 from tilescale.ops.workspace import workspace_of
+from tilescale.passes.overlap.schedule import QUEUE, Move
 from tilescale.runtime.ahead import is_dry
 
 
@@ -70,9 +72,8 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     if not is_whole or not M or not strategy.overlaps(job, team):
         return product(operator_of("all_gather")(a, 1, group), b, bias, None)
     (gathered,), result = workspace_of(team).symmetric(a.dtype, (team.size, M, K)), a.new_empty(M, N)
-    gathered[team.rank].copy_(a)
     how, (left, right, added, *_) = kernel_arguments(a, b, bias, None, 1)
-    _kernel(team, M, *how)(left.view(M, K), gathered, right, added, result)
+    _kernel(team, M, *how)(left, right, added, result, gathered)
     return result
 
 
@@ -98,62 +99,42 @@ _operator.register_autograd(_backward, saves="a b")
 
 
 def program(size: int, of: GemmSpec) -> Any:
-    """A tile goes through the local part of the inner dimension, then through those of others. `of.K`: of a part."""
-    N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
+    """`sequential`, whose tiles wait for the parts of the inner dimension as they come to them."""
+    move = Move("all_gather", ("A", "G"), chunk=CHUNK, chunks=CHUNKS, carrier=QUEUE, group=of.tiles.group)
+    return scheduled(sequential(size, of), move)
+
+
+def sequential(size: int, of: GemmSpec) -> Any:
+    """The gather, and the GEMM: a tile goes through the local part of the inner dimension, then through the others as
+    they are sent. `of.K`: of a part."""
+    N, K, dtype, tiles, rows, steps = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows"), -(-of.K // of.depth)
 
     @T.prim_func
     def all_gather_columns_matmul(
-        A: T.Tensor((rows, K), dtype),
-        G: T.Tensor((size, rows, K), dtype),  # by source, the local part included
+        A: T.Tensor((1, rows, K), dtype),
         B: T.Tensor((N, size * K) if of.transposed else (size * K, N), dtype),
         bias: T.Tensor((N if of.biased else 1,), dtype),
         C: T.Tensor((rows, N), dtype),
     ):
-        with T.Kernel(device=size, block=tiles.count(rows, N), threads=tiles.threads) as tile:
-            arrived = T.alloc_flags((size, CHUNKS))
-            if size > 1:
-                with T.Scale("device") as (rank, _):
-                    send_columns(A, G, arrived, rank, size)
+        with T.Kernel(device=size, block=tiles.grid(rows, N), threads=tiles.threads) as (column, row):
+            G = T.alloc((size, rows, K), dtype, level="l2")
+            with T.Scale("device"):
+                T.all_gather(A, G)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 a, b, c, out = on_chip_tiles(of)
-                m, n = tiles.at(tile, rows, N)
+                m, n = row * tiles.m, column * tiles.n
                 T.clear(c)
-                multiply_parts(G, m, B, n, a, b, c, arrived, rank, size, of)
+                for k in T.Pipelined(size * steps, num_stages=tiles.stages):
+                    part, step = (rank + size - k // steps) % size, k % steps * of.depth
+                    T.copy(G[part, m, step], a)
+                    if of.transposed:
+                        T.copy(B[n, part * K + step], b)
+                    else:
+                        T.copy(B[part * K + step, n], b)
+                    T.gemm(a, b, c, transpose_B=of.transposed, policy=T.GemmWarpPolicy.FullRow)
                 if of.biased:
                     add_bias(c, bias, n, N)
                 T.copy(c, out)
                 T.copy(out, C[m, n])
 
     return all_gather_columns_matmul
-
-
-@T.macro
-def send_columns(A, G, arrived, rank, size):
-    """The queue sends chunks of rows of the local columns: each to all ranks, then the next one."""
-    rows = A.shape[0]
-    for i in T.serial(T.ceildiv(rows, CHUNK)):
-        for step in T.serial(1, size):
-            first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
-            T.copy(A[first:last, :], G[rank, first:last, :], dst=(rank + step) % size, signal=arrived[rank, i])
-
-
-@T.macro
-def multiply_parts(G, m, B, n, a, b, c, arrived, rank, size, of):
-    """c += G[part, m:, :] times the rows of B for each part, the local one first; then as they were sent."""
-    K, depth = of.K, of.depth
-    steps = -(-K // depth)
-    for k in T.Pipelined(size * steps, num_stages=of.tiles.stages):
-        if size > 1:
-            if k >= steps and k % steps == 0:
-                T.wait(arrived[sent(rank, k // steps, size), m // CHUNK], ">=", 1)
-        T.copy(G[sent(rank, k // steps, size), m, k % steps * depth], a)
-        if of.transposed:
-            T.copy(B[n, sent(rank, k // steps, size) * K + k % steps * depth], b)
-        else:
-            T.copy(B[sent(rank, k // steps, size) * K + k % steps * depth, n], b)
-        T.gemm(a, b, c, transpose_B=of.transposed, policy=T.GemmWarpPolicy.FullRow)
-
-
-def sent(rank: Any, number: Any, size: int) -> Any:
-    """The source rank of part `number`: this rank first, then the order of sending."""
-    return (rank + size - number) % size
