@@ -34,7 +34,7 @@ class LivenessConnection:
         """
         self._connection = socket.create_connection(address, timeout=timeout_s)
         try:
-            self.job = self._join(Hello(key, rank), rank)
+            self.job = join(self._connection, Hello(key, rank), _joined_before(rank))
         except BaseException:
             self._connection.close()
             raise
@@ -50,20 +50,29 @@ class LivenessConnection:
         """Notify rank 0 that this rank needs nothing more."""
         self._connection.close()
 
-    def _join(self, hello: Hello, rank: int) -> bytes:
-        self._connection.sendall(hello.message)
-        proof, job = hello.prove(receive(self._connection, CHALLENGE_BYTES))
-        self._connection.sendall(proof)
-        verdict = receive(self._connection, len(WELCOME))
-        if verdict == JOINED_BEFORE:
-            raise LaunchError(
-                f"rank {rank} of this job has joined before (this is process {os.getpid()})",
-                hint="a program that a rank starts is not a rank: start it without RANK, WORLD_SIZE and LOCAL_RANK; "
-                "two jobs on one host need a MASTER_PORT each",
-            )
-        if verdict != WELCOME:
-            raise ForgedMessageError("authentication failed: the other side does not know the key of this job")
-        return job
+
+def join(connection: socket.socket, hello: Hello, joined_before: LaunchError) -> bytes:
+    """Prove to the other side that this one knows the job's key; returns the nonce that the other side drew.
+
+    Raises ForgedMessageError if the other side does not know the key, and `joined_before` if it says so.
+    """
+    connection.sendall(hello.message)
+    proof, job = hello.prove(receive(connection, CHALLENGE_BYTES))
+    connection.sendall(proof)
+    verdict = receive(connection, len(WELCOME))
+    if verdict == JOINED_BEFORE:
+        raise joined_before
+    if verdict != WELCOME:
+        raise ForgedMessageError("authentication failed: the other side does not know the key of this job")
+    return job
+
+
+def _joined_before(rank: int) -> LaunchError:
+    return LaunchError(
+        f"rank {rank} of this job has joined before (this is process {os.getpid()})",
+        hint="a program that a rank starts is not a rank: start it without RANK, WORLD_SIZE and LOCAL_RANK; "
+        "two jobs on one host need a MASTER_PORT each",
+    )
 
 
 def receive(connection: socket.socket, nbytes: int) -> bytes:

@@ -9,11 +9,11 @@ import socket
 import threading
 import time
 
-from tilescale.comm.liveness import keep_alive, receive
+from tilescale.comm.liveness import join, keep_alive
 from tilescale.comm.nodes.channel import NodeChannel
 from tilescale.comm.nodes.launcher_rendezvous import GONE, LAUNCHERS, JobEnded, LauncherRendezvous, NodeFailure
 from tilescale.comm.ports import Ports
-from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCOME, Hello
+from tilescale.comm.trust.handshake import Hello
 from tilescale.errors import ForgedMessageError, LaunchError
 
 _JUST_ENDED_S = 10.0
@@ -102,16 +102,9 @@ def _joined(rendezvous: LauncherRendezvous, end: float) -> tuple[socket.socket, 
 
 def _proven(connection: socket.socket, rendezvous: LauncherRendezvous) -> NodeChannel:
     key = rendezvous.key.of_job(LAUNCHERS)
-    hello = Hello(key, rendezvous.node)
-    connection.sendall(hello.message)
-    proof, job = hello.prove(receive(connection, CHALLENGE_BYTES))
-    connection.sendall(proof)
-    verdict = receive(connection, len(WELCOME))
-    if verdict == JOINED_BEFORE:
-        raise LaunchError(
-            f"node {rendezvous.node} of this job has joined before",
-            hint="give each node its own --node-rank, from 0 to one less than --nnodes",
-        )
-    if verdict != WELCOME:
-        raise ForgedMessageError("authentication failed: the other side does not know the key of this job")
+    joined_before = LaunchError(
+        f"node {rendezvous.node} of this job has joined before",
+        hint="give each node its own --node-rank, from 0 to one less than --nnodes",
+    )
+    job = join(connection, Hello(key, rendezvous.node), joined_before)
     return NodeChannel(connection, key.of_job(job), rendezvous.node, 0)
