@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.backends.tilelang.lowering.tile import TileRegion
 from tilescale.errors import UnsupportedError
 from tilescale.program.operations import Combine
 
@@ -17,36 +18,6 @@ COMBINE = {
     "max": lambda a, b: ir.Max(a, b),
     "min": lambda a, b: ir.Min(a, b),
 }
-
-
-class CombineStage(Protocol):
-    """The stage that folds: it names the line of a construct without a lowering."""
-
-    def unsupported(self, found: str) -> UnsupportedError:
-        """The error to raise."""
-
-
-class ResultTile(Protocol):
-    """A tile that takes the result of a combination."""
-
-    @property
-    def name(self) -> str:
-        """The user's name."""
-
-    @property
-    def dtype(self) -> str:
-        """Type of its elements."""
-
-    @property
-    def buffer(self) -> ir.Buffer:
-        """Its buffer."""
-
-    @property
-    def extents(self) -> Sequence[Any]:
-        """Its extents, which may be symbolic where tiles are not sent."""
-
-    def at(self, index: list[Any]) -> list[Any]:
-        """Indices of an element of the tile in its buffer."""
 
 
 class UnitTiles(Protocol):
@@ -84,12 +55,16 @@ def reduced(values: Sequence[Any], op: str, dtype: str, result: str) -> ir.PrimE
 
 
 def fold(
-    lowering: CombineStage, combine: Combine, which: int, tiles: Sequence[ResultTile], exchanges: Sequence[UnitTiles],
+    unsupported: Callable[[str], UnsupportedError],
+    combine: Combine,
+    which: int,
+    tiles: Sequence[TileRegion],
+    exchanges: Sequence[UnitTiles],
     store: Callable[[ir.PrimExpr, list[ir.Var]], ir.Stmt] | None = None,
-) -> ir.Stmt:  # fmt: skip
+) -> ir.Stmt:
     """tiles[which] = the user's combination of all units' values, in the order of ranks.
 
-    `store` puts an element elsewhere, from its value and indices in the tile.
+    `store` puts an element elsewhere, from its value and indices in the tile. `unsupported` makes the error of what has no lowering.
     """
     rank = len(tiles[which].extents)
     left, right, results = combine.left, combine.right, combine.results
@@ -110,9 +85,7 @@ def fold(
         for n in known:
             value = ir.substitute(results[n], mapping)
             if ir.variables(value) & {*left, *right}:
-                raise lowering.unsupported(
-                    f"T.allreduce(fn=): the result for {tiles[n].name!r} needs a tile of more dimensions"
-                )
+                raise unsupported(f"T.allreduce(fn=): the result for {tiles[n].name!r} needs a tile of more dimensions")
             body.append(ir.Bind(following[n], value))
         total = following
     own = tiles[which]

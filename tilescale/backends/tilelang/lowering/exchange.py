@@ -263,7 +263,7 @@ def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> 
     for other in exchanges[1:]:
         other.parity = exchanges[0].parity
     sends = [sent for e, t in zip(exchanges, tiles, strict=True) for sent in e.send(t)]
-    folds = [fold(stage, combine, which, tiles, exchanges) for which in range(len(tiles))]
+    folds = [fold(stage.unsupported, combine, which, tiles, exchanges) for which in range(len(tiles))]
     return tir.sequence([exchanges[0].begin(), *sends, exchanges[0].barrier(), *folds])
 
 

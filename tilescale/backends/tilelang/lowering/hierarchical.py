@@ -222,7 +222,7 @@ def _with_function(stage: DeviceStage, call: ir.Call, combine: Combine, axis: in
                 stores = [ir.BufferStore(buffer, held, [*at, *index]) for buffer, at in to(rails)]
                 return tir.sequence([ir.Bind(held, value), *stores])
 
-            made.append(fold(stage, combine, which, shared, came, store))
+            made.append(fold(stage.unsupported, combine, which, shared, came, store))
         return made
 
     def along(rails: HierarchicalExchange) -> list[ir.Stmt]:

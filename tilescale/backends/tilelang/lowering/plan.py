@@ -336,7 +336,7 @@ class _Planner(DevicePhaseGrids):
             received = lambda sender, index, side=side: ir.BufferLoad(side, [sender, *index])  # noqa: E731
             gathered.append(SimpleNamespace(devices=devices, received=received))
         for which in range(len(tiles)):
-            steps.append(self.elementwise(fold(self, combine, which, tiles, gathered)))
+            steps.append(self.elementwise(fold(self.unsupported, combine, which, tiles, gathered)))
         return steps
 
 

@@ -89,7 +89,7 @@ def _allreduce_function(cluster: ClusterUnit, made: Collective, combine: Combine
         results.append(TileRegion.of(tir.region(result, [0] * len(tile.extents), tile.extents, "rw")))
     received = [_Received(cluster, tile) for tile, _ in held]
     for which, tile in enumerate(tiles):
-        folds.append(fold(cluster, combine, which, results, received))
+        folds.append(fold(cluster.unsupported, combine, which, results, received))
         stores.append(tir.tile_call("copy", results[which].region("r"), tile.region("w")))
     down = [stmt for _, stmts in held for stmt in stmts]
     return tir.sequence([*down, *cluster.between_barriers([tile for tile, _ in held], *folds), *stores])

@@ -58,7 +58,7 @@ def _allreduce(clone: UnitClone, call: ir.Call) -> ir.Stmt:
         tiles = [operand(clone, region) for region in made.tiles]
         sides = [slots_for(clone, tile, number=number) for number, tile in enumerate(tiles)]
         puts = [s.put(tile.region("r")) for s, tile in zip(sides, tiles, strict=True)]
-        folds = [fold(clone.stage, made.combine, which, tiles, sides) for which in range(len(tiles))]
+        folds = [fold(clone.stage.unsupported, made.combine, which, tiles, sides) for which in range(len(tiles))]
         return in_steps(clone, *puts, None, *folds, None)
     tile, op = operand(clone, made.target), made.reduction
     base = clone.stage.tile(clone.stage.distributions.base(tile.buffer))
