@@ -20,7 +20,6 @@ from tilescale.backends.cuda.running.collectives.setting import (
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.cuda.running.streams import side_stream
-from tilescale.backends.tilelang.lowering.arguments import WaitSite
 
 
 def all_gather(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
@@ -35,7 +34,7 @@ def all_to_all(context: ProgramContext, placed: PlacedCollective) -> BoundCollec
 
 def broadcast(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.broadcast`. Collective."""
-    team, barrier = SiblingDevices.of(context, placed.made.level), _barrier(context, placed)
+    team, barrier = SiblingDevices.of(context, placed.made.level), context.barrier(placed.site(context))
     placed.written_by_peers()
 
     def bind(given: Operands) -> list[StreamWork]:
@@ -47,16 +46,12 @@ def broadcast(context: ProgramContext, placed: PlacedCollective) -> BoundCollect
     return bind
 
 
-def _barrier(context: ProgramContext, placed: PlacedCollective) -> StreamWork:
-    context.sites.append(WaitSite(placed.what, placed.where))
-    return context.barrier(len(context.sites) - 1)
-
-
 def _by_copies(
     context: ProgramContext, placed: PlacedCollective, cut: Callable[[torch.Tensor, int, int], torch.Tensor]
 ) -> BoundCollective:
     """Copies of `cut(source, size, rank)` to each rank."""
-    team, axis, barrier = SiblingDevices.of(context, placed.made.level), placed.made.axis, _barrier(context, placed)
+    team, axis = SiblingDevices.of(context, placed.made.level), placed.made.axis
+    barrier = context.barrier(placed.site(context))
     placed.written_by_peers()
 
     def bind(given: Operands) -> list[StreamWork]:

@@ -29,7 +29,6 @@ from tilescale.backends.cuda.running.collectives.setting import PlacedCollective
 from tilescale.backends.cuda.running.collectives.workspaces import Inbox, SlotShape
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
-from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.backends.tilelang.lowering.reach import STORES
 from tilescale.backends.tilelang.ptx import WARP
 from tilescale.comm.heap.arena import round_up
@@ -275,8 +274,7 @@ class BlockMessages:
         self._blocks: dict[str, int] = {}
         if self.team.size == 1:
             return
-        context.sites.append(WaitSite(placed.what, placed.where))
-        self._site = len(context.sites) - 1
+        self._site = placed.site(context)
         for form, kernel in self._forms.kernels.items():
             self._functions[form] = functions(context.device_code(kernel.text), kernel, context.device.index)
             self._blocks[form] = self._forms.sms * kernel.blocks_per_sm

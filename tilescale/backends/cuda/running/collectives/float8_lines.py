@@ -23,7 +23,6 @@ from tilescale.backends.cuda.running.collectives.setting import PlacedCollective
 from tilescale.backends.cuda.running.collectives.workspaces import SlotShape
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
-from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.backends.tilelang.ptx import WARP
 from tilescale.program.wire import line_floats
 
@@ -52,8 +51,7 @@ class LineMessages:
         sms = machine.count(machine.program_level.name, machine.tensor_level.name)
         self._blocks = sms * made.blocks_per_sm
         self._functions = functions(context.device_code(made.text), made, context.device.index)
-        context.sites.append(WaitSite(placed.what, placed.where))
-        self._site = len(context.sites) - 1
+        self._site = placed.site(context)
 
     def between(self, source: torch.Tensor, target: torch.Tensor, parts: PartStrides) -> list[StreamWork]:
         """A launch that exchanges the parts of contiguous tensors. Collective if it needs a new workspace."""

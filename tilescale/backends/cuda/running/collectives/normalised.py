@@ -28,7 +28,6 @@ from tilescale.backends.cuda.running.collectives.setting import BoundCollective,
 from tilescale.backends.cuda.running.collectives.workspaces import SlotShape
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
-from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.program.norm import GROUP, check_packed, packed_rows
 
 
@@ -131,8 +130,7 @@ class _Rows:
             key: functions(own.device_code(kernel.text), kernel, own.device.index)
             for key, kernel in self._shape.kernels.items()
         }
-        own.sites.append(WaitSite(stand.what, stand.where))
-        self._site = len(own.sites) - 1
+        self._site = stand.site(own)
 
     def summed(self, tensors: Mapping[str, torch.Tensor | None]) -> StreamWork:
         """A launch that sums and normalizes the rows of contiguous tensors, by their names in `TENSORS`. Collective if

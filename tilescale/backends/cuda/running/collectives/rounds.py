@@ -35,7 +35,6 @@ from tilescale.backends.cuda.running.collectives.setting import (
 from tilescale.backends.cuda.running.collectives.workspaces import Inbox
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork, run
-from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.collectives import RoundSchedule, schedule
 from tilescale.collectives.estimate import shape_of
 from tilescale.collectives.play import arrivals
@@ -131,8 +130,7 @@ class RoundsKernel:
         self._functions: dict[bool, Any] = functions(context.device_code(kernel.text), kernel, context.device.index)
         sms = machine.count(machine.program_level.name, machine.tensor_level.name)
         self._blocks = sms * kernel.blocks_per_sm
-        context.sites.append(WaitSite(placed.what, placed.where))
-        self._site = len(context.sites) - 1
+        self._site = placed.site(context)
 
     def between(self, source: torch.Tensor, target: torch.Tensor, root: int = 0) -> list[StreamWork]:
         """A launch that plays the rounds on contiguous tensors of equal bytes. Collective if it needs a new workspace.

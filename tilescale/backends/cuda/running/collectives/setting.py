@@ -10,6 +10,7 @@ import torch
 
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.errors import Location
 from tilescale.program.mesh import Mesh
 from tilescale.program.operations import Collective
@@ -43,6 +44,11 @@ class PlacedCollective:
     def what(self) -> str:
         """The operation's name in errors."""
         return f"T.{self.made.name} of level {self.made.level!r}"
+
+    def site(self, context: ProgramContext) -> int:
+        """The number of its waits in reports."""
+        context.sites.append(WaitSite(self.what, self.where))
+        return len(context.sites) - 1
 
 
 @dataclass(frozen=True)

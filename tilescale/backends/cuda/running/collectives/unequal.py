@@ -28,7 +28,6 @@ from tilescale.backends.cuda.running.collectives.setting import BoundCollective,
 from tilescale.backends.cuda.running.collectives.workspaces import SLOTS, SlotShape
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
-from tilescale.backends.tilelang.lowering.arguments import WaitSite
 
 COUNT_BYTES = 4
 
@@ -62,8 +61,7 @@ class _UnequalAllToAll:
         sms = machine.count(machine.program_level.name, machine.tensor_level.name)
         blocks = sms * kernel.blocks_per_sm
         self._shape = SlotShape(self._level, size, 1, LONG_SLOTS, blocks, largest_slot(max(1, size - 1)), SLOTS)
-        context.sites.append(WaitSite(placed.what, placed.where))
-        self._site = len(context.sites) - 1
+        self._site = placed.site(context)
 
     def told(self, sent: torch.Tensor | None) -> list[StreamWork]:
         """A launch that gathers the counts of all ranks, unless the program has them."""
