@@ -64,7 +64,9 @@ def fold(
 ) -> ir.Stmt:
     """tiles[which] = the user's combination of all units' values, in the order of ranks.
 
-    `store` puts an element elsewhere, from its value and indices in the tile. `unsupported` makes the error of what has no lowering.
+    Args:
+        unsupported: makes the error of a combination without a lowering.
+        store: puts an element elsewhere, from its value and indices in the tile.
     """
     rank = len(tiles[which].extents)
     left, right, results = combine.left, combine.right, combine.results
