@@ -177,7 +177,7 @@ def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
     if made.norm is not None:
         return _allreduce_norm(compiler, made, made.norm)
     if made.wire is not None:
-        return _narrowed(compiler, made, float8_lines.allreduce)
+        return _of_tiles(compiler, made, lambda plan, tiles: float8_lines.allreduce(tiles, made.dim or 0))
     op, result = made.reduction, len(made.tiles) - 1
 
     def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
@@ -214,12 +214,13 @@ def _allreduce_norm(compiler: Compiler, made: Collective, norm: Norm) -> Closure
     return _collective(compiler, made, compute, lambda frame: brought, tiles)
 
 
-def _narrowed(compiler: Compiler, made: Collective, function: Callable[[list[np.ndarray], int], list]) -> Closure:
-    """A collective that sends floats in a narrower type."""
-    axis = made.dim or 0
+def _of_tiles(
+    compiler: Compiler, made: Collective, play: Callable[[RoundSchedule, list[np.ndarray]], Sequence[np.ndarray]]
+) -> Closure:
+    """A collective to which each unit brings a tile, and that gives each one another."""
 
     def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
-        return [{1: result} for result in function([tile for tile, *_ in values], axis)]
+        return [{1: result} for result in play(plan, [tile for tile, *_ in values])]
 
     return _collective(compiler, made, compute, lambda frame: 1)
 
@@ -305,14 +306,11 @@ def _collapsed(tile: np.ndarray, like: np.ndarray) -> np.ndarray:
 def _reduce_scatter(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
     if made.wire is not None:
-        return _narrowed(compiler, made, float8_lines.reduce_scatter)
+        return _of_tiles(compiler, made, lambda plan, tiles: float8_lines.reduce_scatter(tiles, made.dim or 0))
     op, axis = made.reduction, made.axis
-
-    def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
-        combine = _reduction(op, values[0][0].dtype)
-        return [{1: part} for part in pieces.reduce_scatter(plan, [v[0] for v in values], axis, combine)]
-
-    return _collective(compiler, made, compute, lambda frame: 1)
+    return _of_tiles(
+        compiler, made, lambda plan, tiles: pieces.reduce_scatter(plan, tiles, axis, _reduction(op, tiles[0].dtype))
+    )
 
 
 @operation(ops.ALL_GATHER.name)
@@ -329,13 +327,9 @@ def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
 
         return join
     if made.wire is not None:
-        return _narrowed(compiler, made, float8_lines.all_gather)
+        return _of_tiles(compiler, made, lambda plan, tiles: float8_lines.all_gather(tiles, made.dim or 0))
     axis = made.axis
-
-    def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
-        return [{1: whole} for whole in pieces.all_gather(plan, [v[0] for v in values], axis)]
-
-    return _collective(compiler, made, compute, lambda frame: 1)
+    return _of_tiles(compiler, made, lambda plan, tiles: pieces.all_gather(plan, tiles, axis))
 
 
 @operation(ops.ALL_TO_ALL.name)
@@ -344,11 +338,7 @@ def _all_to_all(compiler: Compiler, call: ir.Call) -> Closure:
     if made.flags is not None:
         return queued_collective(compiler, made)
     axis = made.axis
-
-    def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
-        return [{1: whole} for whole in pieces.all_to_all(plan, [v[0] for v in values], axis)]
-
-    return _collective(compiler, made, compute, lambda frame: 1)
+    return _of_tiles(compiler, made, lambda plan, tiles: pieces.all_to_all(plan, tiles, axis))
 
 
 @operation(ops.BROADCAST.name)
