@@ -9,6 +9,5 @@
     profiler.py    its profiler, where it is emulated
     outputs.py     the argument list of a call, and the tensors that the call allocates
     placement.py   DTensor arguments against the program's views; arguments that peers reach
-    displayed.py   texts as prompts and notebooks show them
     schedule_text.py    a program's phases in words
 """

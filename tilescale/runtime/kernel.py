@@ -34,12 +34,20 @@ from tilescale.program.preformatted import preformatted
 from tilescale.program.source import source_of
 from tilescale.runtime.ahead import noted
 from tilescale.runtime.bound_program import BoundProgram
-from tilescale.runtime.displayed import DisplayedText
 from tilescale.runtime.outputs import KernelOutputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor, reached_by_peers, warn_of_plain_tensors
 from tilescale.runtime.schedule_text import describe
 from tilescale.timing.draw.trace import written
 from tilescale.timing.timeline import Timeline
+
+
+class DisplayedText(str):
+    """A string that prompts and notebooks show as its lines, not quoted with "\\n" between them."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class Kernel(BoundProgram):
