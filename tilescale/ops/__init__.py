@@ -21,10 +21,9 @@ moe_low_latency.py low_latency_program.py few_rows_gemm.py    the layer for few 
 expert_parallel.py                  models whose experts are split over the ranks
 moe_route.py moe_tables.py moe_dispatch.py grouped_gemm.py    its parts as separate operators
 linear.py siblings.py layer_products.py    layers, those with one input, and their operators
-parallelize.py rollback.py          the plan that puts them in models; the model as before a plan that fails
+parallelize.py                      the plan that puts them in models
 token_wise.py                       norms where tokens are split over the ranks
 partial_gradients.py                gradients of replicated values that meet a rank's features
-adapters.py                         an error for adapters of layers that are split
 workspace.py                        symmetric and local workspaces, made once
 symm_mem.py                         replacements of PyTorch's fused operators; install.py: a report of them
 wide_results.py                     their float8 GEMMs with results in float16 and float32

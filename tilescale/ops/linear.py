@@ -7,13 +7,14 @@ begins with a gather, and a row-parallel one ends with a reduce-scatter; both ar
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.adapters import refuse_adapters
 from tilescale.ops.arguments import SUMS, as_autocast, check_like, check_tensor
 from tilescale.ops.dtensors import DTensorPlacement, brought, is_dtensor, split_over
 from tilescale.ops.float8 import Float8, spelled, times
@@ -101,7 +102,7 @@ class ParallelLinear(nn.Linear):
         cls, linear: nn.Linear, group: Any, sequence: bool, float8: Float8 | None = None, keep_gathered: bool = False
     ) -> Any:
         """`shard` for a layer whose features are this rank's, and whose parameters are, or will be, their parts."""
-        refuse_adapters(ParallelLinear)
+        _refuse_adapters(ParallelLinear)
         linear.__class__ = cls
         linear.group, linear.sequence = group_name(group), sequence  # type: ignore[assignment]
         linear.float8, linear.keep_gathered = float8, keep_gathered  # type: ignore[assignment]
@@ -311,3 +312,22 @@ def _operands(layers: list[ColumnParallelLinear]) -> tuple[list[torch.Tensor], l
         pairs = zip(weights, biases, strict=True)
         biases = tuple(w.new_zeros(w.shape[0]) if bias is None else bias for w, bias in pairs)
     return list(weights), [bias for bias in biases if bias is not None]
+
+
+@cache
+def _refuse_adapters(kind: type[nn.Module]) -> None:
+    """Let modules of PEFT, such as LoRA, raise ArgumentError, in this process, when they become adapters of layers of a
+    kind.
+
+    An adapter takes the shard for the whole layer. It would add to each rank's part of a sum, and each rank would train
+    another adapter, in silence.
+    """
+
+    def refuse(parent: nn.Module, name: str, module: Any) -> None:
+        if isinstance(module, kind) and name == "base_layer" and type(parent).__module__.startswith("peft."):
+            raise ArgumentError(
+                f"an adapter of PEFT, {type(parent).__name__}, around a layer that is split over the ranks",
+                hint="leave the layer out of the adapter's target_modules or of the plan",
+            )
+
+    register_module_module_registration_hook(refuse)

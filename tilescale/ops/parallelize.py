@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
@@ -29,7 +30,6 @@ from tilescale.ops.linear import (
     check_shard,
 )
 from tilescale.ops.partial_gradients import sum_partial_gradients
-from tilescale.ops.rollback import unchanged_by_failure
 from tilescale.ops.siblings import gather_once, lay_side_by_side
 from tilescale.ops.token_wise import work_on_shards
 
@@ -96,7 +96,7 @@ def parallelize_module(
     for name, shard in shards.items():
         check_shard(shard.kind, module.get_submodule(name), mesh, src_data_rank)
     how: dict[str, Any] = {"float8": float8, "src_data_rank": src_data_rank, "keep_gathered": keep_gathered}
-    with unchanged_by_failure(module):
+    with _unchanged_by_failure(module):
         tied = _tied_parameters(module)
         _shard_layers(module, shards, mesh, how)
         kept = {name: style for name, style in styles.items() if name not in shards}
@@ -327,3 +327,24 @@ def _is_tokens(placement: Any) -> bool:
     from torch.distributed.tensor import Shard
 
     return isinstance(placement, Shard) and placement.dim in TOKENS
+
+
+@contextmanager
+def _unchanged_by_failure(module: nn.Module) -> Iterator[None]:
+    """If the body raises, leave the module and those in it as they were: their classes, parameters, hooks and
+    attributes. Their tensors are kept meanwhile."""
+    before = [(each, type(each), _held(vars(each))) for each in module.modules()]
+    try:
+        yield
+    except BaseException:
+        for each, kind, held in before:
+            each.__class__ = kind
+            for table, items in held:
+                table.clear()
+                table.update(items)
+        raise
+
+
+def _held(state: dict[str, Any]) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
+    """A module's attributes and its tables, each with its items. Handles of hooks refer to the tables themselves."""
+    return [(table, dict(table)) for table in (state, *(x for x in state.values() if isinstance(x, dict)))]
