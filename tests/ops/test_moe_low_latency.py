@@ -112,10 +112,16 @@ def test_choices_without_a_row_are_dropped():
 
 def test_the_machine_model_chooses_the_form():
     """Few tokens to few ranks; between nodes none."""
-    machine, row = Machine.load("h200-sxm-8"), (7168, 14336)
+    machine = Machine.load("h200-sxm-8")
 
-    def takes(size: int, most: int, of: Machine = machine) -> bool:
-        return moe_low_latency._takes_few(of, size, most, 8, *row)
+    def takes(size: int, most: int, of: Machine = machine, features: int = 7168, inner: int = 2048) -> bool:
+        wide = 1 if features == 7168 else 2  # bytes of a number
+        return moe_low_latency._takes_few(
+            *(of, size, most, 8, 32, wide * features, 2 * features, 3 * wide * features * inner)
+        )
 
-    assert [takes(size, most) for size in (2, 8) for most in (1, 128, 4096)] == [True, True, False, True, False, False]
+    assert [takes(size, most) for size in (2, 8) for most in (1, 64, 4096)] == [True, True, False] * 2
+    assert [takes(size, 128, features=2048, inner=768) for size in (2, 8)] == [True, False]
     assert not takes(32, 1, Machine.load("h200-sxm-8x4"))
+    measured = [takes(1, most, *given) for given in [(), (machine, 2048, 768)] for most in (2, 64, 96, 128)]
+    assert measured == [True, True, True, False, True, True, True, True], "the faster one on an H200"

@@ -157,30 +157,40 @@ def program(size: int, N: int, K: int, dtype: str, transposed: bool, blocks: int
 
 @T.macro
 def outer_grid(X, Y, counts, C, size):
-    """C[e] = X[rows of e]^T Y[rows of e]: whole steps of rows, then those that are left. `size`: see `launch`."""
+    """C[e] = X[rows of e]^T Y[rows of e]: whole steps of rows, then those that are left. `size`: see `launch`.
+
+    A block makes two adjacent tiles, for which a step of X is loaded once.
+    """
     dtype, room, side = X.dtype, X.shape[0], ALIGN
     experts, M, N = (int(extent) for extent in C.shape)
-    with launch(size, T.ceildiv(N, side), T.ceildiv(M, side), experts) as (bn, bm, expert):
-        x, y, last_x, last_y = (T.alloc((DEPTH, side), dtype, level="l1") for _ in range(4))
-        c = T.alloc((side, side), "float32", level="l0")
+    with launch(size, T.ceildiv(N, 2 * side), T.ceildiv(M, side), experts) as (bn, bm, expert):
+        x, y, y_second, last_x, last_y, last_second = (T.alloc((DEPTH, side), dtype, level="l1") for _ in range(6))
+        c, c_second = (T.alloc((side, side), "float32", level="l0") for _ in range(2))
         out = T.alloc((side, side), dtype, level="l1")
         first = T.alloc_var("int32", init=0)
         for e in T.serial(experts):
             if e < expert:
                 first += T.ceildiv(counts[e], ALIGN) * ALIGN
         T.clear(c)
+        T.clear(c_second)
         for step in T.Pipelined(counts[expert] // DEPTH, num_stages=STAGES):
             T.copy(X[first + step * DEPTH, bm * side], x)
-            T.copy(Y[first + step * DEPTH, bn * side], y)
-            T.gemm(x, y, c, transpose_A=True)
+            T.copy(Y[first + step * DEPTH, 2 * bn * side], y)
+            T.copy(Y[first + step * DEPTH, (2 * bn + 1) * side], y_second)
+            T.gemm(x, y, c, transpose_A=True, policy=T.GemmWarpPolicy.FullRow)
+            T.gemm(x, y_second, c_second, transpose_A=True, policy=T.GemmWarpPolicy.FullRow)
         left = counts[expert] % DEPTH
         if left > 0:
             begin = first + counts[expert] - left
             load_left(last_x, X, begin, left, bm * side, M, room)
-            load_left(last_y, Y, begin, left, bn * side, N, room)
-            T.gemm(last_x, last_y, c, transpose_A=True)
+            load_left(last_y, Y, begin, left, 2 * bn * side, N, room)
+            load_left(last_second, Y, begin, left, (2 * bn + 1) * side, N, room)
+            T.gemm(last_x, last_y, c, transpose_A=True, policy=T.GemmWarpPolicy.FullRow)
+            T.gemm(last_x, last_second, c_second, transpose_A=True, policy=T.GemmWarpPolicy.FullRow)
         T.copy(c, out)
-        T.copy(out, C[expert, bm * side, bn * side])
+        T.copy(out, C[expert, bm * side, 2 * bn * side])
+        T.copy(c_second, out)
+        T.copy(out, C[expert, bm * side, (2 * bn + 1) * side])
 
 
 def outer_program(size: int, experts: int, M: int, N: int, dtype: str) -> Any:
@@ -202,7 +212,7 @@ def outer_program(size: int, experts: int, M: int, N: int, dtype: str) -> Any:
 @T.macro
 def load_left(tile, source, begin, left, column, width, room):
     """The last rows of an expert; beyond them, and beyond the last column, zeros."""
-    is_whole = width % int(tile.shape[1]) == 0  # then 16 bytes are loaded at a time
+    is_whole = width % (2 * int(tile.shape[1])) == 0  # then 16 bytes are loaded at a time
     for i, j in T.Parallel(tile.shape[0], tile.shape[1]):
         value = source[T.min(begin + i, room - 1), column + j if is_whole else T.min(column + j, width - 1)]
         tile[i, j] = T.if_then_else((i < left) & (is_whole | (column + j < width)), value, T.cast(0, tile.dtype))

@@ -22,11 +22,11 @@ from tilescale.ops.float8_wire import GROUP
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_name, dtype_of, more_rows, new_tensors
 from tilescale.ops.low_latency_program import COUNTED, HIGH, RESIDENT, low_latency_program, padded
-from tilescale.ops.moe_tables import padded_choices
+from tilescale.ops.moe_tables import ALIGN, padded_choices
 from tilescale.ops.products import at_once
 from tilescale.ops.whole_tensors import is_split
 from tilescale.ops.workspace import workspace_of
-from tilescale.passes.overlap.tile_cost import places_of
+from tilescale.passes.overlap.tile_cost import bandwidth_of, places_of
 from tilescale.runtime import ahead
 
 KEPT = 4096
@@ -36,13 +36,22 @@ CHOICE_BYTES, WORD_BYTES = 8, 4
 """Bytes of an expert's number and its weight, and of a word."""
 
 
+TABLES = 40
+"""Dependent accesses to memory of both grids that make tables: 10 us on an H200."""
+
+
 @lru_cache(KEPT)
-def _takes_few(machine: Machine, size: int, most: int, choices: int, row_bytes: int, sum_bytes: int) -> bool:
-    """Whether the low-latency form is faster. Three grids become one, and choices and tokens leave together; but all
-    tokens go to all ranks, and every block counts the choices."""
+def _takes_few(
+    machine: Machine, size: int, most: int, choices: int, local: int, row_bytes: int, sum_bytes: int, expert_bytes: int
+) -> bool:
+    """Whether the low-latency form is faster. Three grids become one, choices and tokens leave together, and GEMMs load
+    fewer rows; but all tokens go to all ranks, every block counts the choices, and experts with more than `ROWS` rows
+    load their weights again. Experts have rows at random.
+    """
     if is_split(machine, size):
         return False
-    known, level = in_force(machine), machine.tensor_level
+    known, level, memory = in_force(machine), machine.tensor_level, machine.layer_for("global")
+    cache = memory.cache_bandwidth or bandwidth_of(machine)
 
     def exchanged(row: float) -> float:
         """Seconds of an exchange of all tokens, of `row` bytes each."""
@@ -50,13 +59,22 @@ def _takes_few(machine: Machine, size: int, most: int, choices: int, row_bytes: 
             return 0.0
         return estimate(known, level.name, "all_to_all", "direct", size * most * row, units=range(size)).seconds
 
+    rows = most * choices / local  # of an expert, on average
+    loaded = local * (1 - math.exp(-rows))
+    again = local * math.erfc((ROWS + 0.5 - rows) / math.sqrt(2 * rows)) / 2
+
+    def cached(again: float, high: int) -> float:
+        """Seconds of loads from the cache: of weights `again`, and of the rows of all tiles of `high` rows."""
+        return (again + (loaded + again) * high / (2 * GROUP)) * expert_bytes / cache
+
     shared = 1 - (1 - 1 / size) ** choices  # of the tokens, that a rank needs
     blocks = size * most * sum_bytes // (2 * GROUP * HIGH)
     waves = math.ceil(blocks / (RESIDENT * places_of(machine)))
-    counting = waves * size * math.ceil(most * choices / COUNTED) * machine.layer_for("global").latency
+    counting = waves * size * math.ceil(most * choices / COUNTED) * memory.latency
     by_tables = choices * CHOICE_BYTES, shared * row_bytes, shared * sum_bytes
-    few = level.launch + counting + exchanged(row_bytes) + exchanged(sum_bytes)
-    return few < 3 * level.launch + sum(map(exchanged, by_tables))
+    few = level.launch + counting + exchanged(row_bytes) + exchanged(sum_bytes) + cached(again, ROWS)
+    tables = 3 * level.launch + TABLES * memory.latency + sum(map(exchanged, by_tables)) + cached(0, ALIGN)
+    return few < tables
 
 
 def layer_of_few(
@@ -79,8 +97,8 @@ def layer_of_few(
     (chosen, weights), (gate_up, down), size = choice, experts, team.size
     (local, features, inner), choices = down.shape, chosen.shape[1]
     dtype = torch.bfloat16 if scales else x.dtype
-    bytes_of_rows = features * down.itemsize, features * dtype.itemsize
-    is_few = most * choices <= local * ROWS and _takes_few(current_machine(), size, most, choices, *bytes_of_rows)
+    bytes_of = features * down.itemsize, features * dtype.itemsize, 3 * features * inner * down.itemsize
+    is_few = most * choices <= local * ROWS and _takes_few(current_machine(), size, most, choices, local, *bytes_of)
     if features % GROUP or not (is_few or ahead.is_dry()):
         return None
     by_rows = None if scales is None else scales[1].ndim == 2
