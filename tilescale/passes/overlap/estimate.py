@@ -339,21 +339,24 @@ def choose_rows(
     rows: Partition,
     readers: Sequence[TensorUse],
     move: Move,
-    seconds: Callable[[RowTransport, int, TileWork], float],
+    seconds: Callable[[RowTransport, int, TileWork | None, TileWork | None], float],
+    maker: TensorUse | None = None,
 ) -> int:
-    """Rows of a chunk of a result that grids read, the first of them overlapped; records the estimate in the move.
+    """Rows of a chunk of a collective whose producer grid, or whose first consumer grid, it overlaps; records the
+    estimate in the move.
 
     Args:
-        seconds: until that grid ends, from the rows of a chunk.
+        seconds: until these grids end, from the rows of a chunk, and the cost of both; None for one that is missing.
     """
+    level, near = site.made.level, [use for use in (*readers[:1], maker) if use is not None]
     if uses.symbolic:
-        return align(move, readers)
-    level, travel = site.made.level, RowTransport.of(site, uses, uses.sizes[site.made.level], rows.height)
-    first, *others = (TileWork.of(use, uses, level) for use in readers)
-    rest = sum(work.seconds for work in others)
-    step = uses.step(readers[0], rows.height, level)
-    move.chunk = choose_chunk(move, travel, rows, step, lambda chunk: seconds(travel, chunk, first) + rest)
-    move.in_order_s = in_order(site, uses, first.seconds + rest)
+        return align(move, [*near, *readers[1:]])
+    travel = RowTransport.of(site, uses, uses.sizes[level], rows.height)
+    made, first = (None if use is None else TileWork.of(use, uses, level) for use in (maker, next(iter(readers), None)))
+    rest = sum(TileWork.of(use, uses, level).seconds for use in readers[1:])
+    step = math.lcm(*(uses.step(use, rows.height, level) for use in near))
+    move.chunk = choose_chunk(move, travel, rows, step, lambda chunk: seconds(travel, chunk, made, first) + rest)
+    move.in_order_s = in_order(site, uses, sum(work.seconds for work in (made, first) if work is not None) + rest)
     return move.chunk
 
 

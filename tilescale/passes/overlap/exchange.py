@@ -12,8 +12,8 @@ it, and the cases of `legality.py`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tilelang_core import ir, tl
@@ -24,13 +24,12 @@ from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import RowChunks, flag, put, wait
-from tilescale.passes.overlap.estimate import RowTransport, align, choose_chunk, exchanged, in_order
+from tilescale.passes.overlap.estimate import choose_rows, exchanged
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting, uses_after
 from tilescale.passes.overlap.partition import Partition, check_whole
 from tilescale.passes.overlap.producers_consumers import check_some, counted, maker_of, readers_of
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.tile_cost import TileWork
 from tilescale.passes.overlap.tile_order import (
     ArrivalOrder,
     DepartureOrder,
@@ -89,7 +88,8 @@ def overlap_exchange(
         maker, readers = _neighbours(site, sent, received, mine, graph, uses)
     store = _store(maker, sent, received, mine, graph, uses, site.made.level) if maker else None
     found = _SplitAllToAll(site, uses, sent, received, maker, readers, store)
-    chunk = _choose(found, move)
+    seconds = partial(exchanged, in_place=store is not None)
+    chunk = choose_rows(site, uses, received, readers, move, seconds, maker)
     rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
     chunks = RowChunks(received, chunk, move.chunks)
     here = rewriter.alloc_flags(f"{received.buffer.name}_here", chunks.shape)
@@ -186,30 +186,6 @@ def _straddles(maker: TensorUse, sent: Partition, uses: AccessMaps, level: str) 
     """Whether some tiles have rows of several parts."""
     touched = () if maker.tiles else uses.by_rank(maker, level)
     return any(((begin // sent.height != (end - 1) // sent.height) & runs).any() for begin, end, runs in touched)
-
-
-# -- the choice --------------------------------------------------------------------------------------------------------
-
-
-def _choose(found: _SplitAllToAll, move: Move) -> int:
-    """Choose the rows of a chunk with the lowest estimate, and record the estimate in `move`."""
-    site, uses, rows = found.site, found.uses, found.received
-    neighbours = [*found.readers[:1], *([found.maker] if found.maker else [])]
-    if uses.symbolic:
-        return align(move, neighbours)
-    travel = RowTransport.of(site, uses, rows.parts, rows.height)
-    made = None if found.maker is None else TileWork.of(found.maker, uses, found.level)
-    first, *others = (TileWork.of(use, uses, found.level) for use in found.readers) if found.readers else (None,)
-    rest = sum(work.seconds for work in others)
-
-    def seconds(chunk: int) -> float:
-        return exchanged(travel, chunk, made, first, in_place=found.store is not None) + rest
-
-    step = math.lcm(*(uses.step(use, rows.height, found.level) for use in neighbours))
-    move.chunk = choose_chunk(move, travel, rows, step, seconds)
-    grids = sum(work.seconds for work in (made, first) if work is not None) + rest
-    move.in_order_s = in_order(site, uses, grids)
-    return move.chunk
 
 
 # -- the program -------------------------------------------------------------------------------------------------------

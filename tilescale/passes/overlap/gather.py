@@ -160,7 +160,7 @@ def _gather(
     site: CollectiveSite, mine: ProgramStep, move: Move, graph: Dependence, uses: AccessMaps, rewriter: LaunchRewriter
 ) -> _SplitGather:
     """The gather with its pieces and their flags."""
-    rows = _columns_of(site, uses) or rows_of(site, uses)
+    rows = rows_of(site, uses, by_columns=True)
     readers = _readers(site, mine, graph, uses, rows)
     while move.chunks != 1 and (deeper := readers[0].deeper) and all(use.deeper for use in readers):
         rows, readers = deeper, _readers(site, mine, graph, uses, deeper)
@@ -173,8 +173,9 @@ def _gather(
     return _SplitGather(site, uses, move, rows, readers, pieces, flags, across)
 
 
-def _seconds(move: Move, across: bool, travel: RowTransport, chunk: int, work: TileWork) -> float:
+def _seconds(move: Move, across: bool, travel: RowTransport, chunk: int, _: Any, work: TileWork | None) -> float:
     """The estimate of the grid that reads a gather."""
+    assert work is not None
     if across:
         return gathered_across(travel, chunk, work)
     if move.slices is not None:
@@ -215,29 +216,18 @@ def _reads_source(gathers: Sequence[_SplitGather]) -> Raster | None:
     return raster
 
 
-def _columns_of(site: CollectiveSite, uses: AccessMaps) -> Partition | None:
-    """Row numbering of a matrix whose columns are gathered; None for other results."""
+def rows_of(site: CollectiveSite, uses: AccessMaps, *, by_columns: bool = False) -> Partition:
+    """Row numbering of the result; if `by_columns`, it may be a matrix whose columns are gathered, all of one part."""
     made, where = site.made, location(site.stmt)
-    if made.is_in_place or made.axis != 1:
-        return None
     (_, _, own), (whole, _, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
-    if len(extents) != 2 or len(own) != 2:
-        raise Declined("it is not a matrix", where)
+    columns = by_columns and made.axis == 1 and len(own) == len(extents) == 2
+    if made.is_in_place or made.axis != 0 and not columns:
+        raise Declined("it does not gather along the first dimension", where)
     check_whole(made.target, "gathers into", where)
     if whole.data in uses.names.views:
-        raise Declined(f"it gathers into a part of {whole.name!r}", where)
-    return Partition(whole, 1, slots=False)
-
-
-def rows_of(site: CollectiveSite, uses: AccessMaps) -> Partition:
-    """Row numbering of the result."""
-    made = site.made
-    (_, _, own), (whole, _, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
-    if made.is_in_place or made.axis != 0:
-        raise Declined("it does not gather along the first dimension", location(site.stmt))
-    check_whole(made.target, "gathers into", location(site.stmt))
-    if whole.data in uses.names.views:
-        raise Declined(f"it gathers into a view of {uses.names.views[whole.data].base.name!r}", location(site.stmt))
+        raise Declined(f"it gathers into a view of {uses.names.views[whole.data].base.name!r}", where)
+    if columns:
+        return Partition(whole, 1, slots=False)
     return Partition(whole, uses.sizes[made.level], PartLayout.of(own, extents).slots)
 
 
