@@ -413,6 +413,12 @@ def test_tiles_of_one_part_have_no_groups_without_the_source():
     assert "sequential: tiles are rasterized that read local rows from the source" in str(schedule)
 
 
+def test_a_gather_in_groups_adds_nothing_up():
+    moves = Schedule([Move("all_gather", ("X", "gathered"), carrier="queue", group=2, adds="grid")])
+    with pytest.raises(UsageError, match="adds='grid' is for reductions"):
+        overlap(PROGRAMS["gather, parts in a loop"], H200, moves)
+
+
 def test_a_grid_of_another_form_has_no_groups():
     moves = Schedule([Move("all_gather", ("X", "gathered"), local="source", group=2)])
     _, schedule = overlap(PROGRAMS["gather"], H200, moves)

@@ -106,9 +106,9 @@ def _reads_source(move: Move) -> bool:
 
 
 def _check_fields(move: Move) -> None:
-    if move.collective == "all_gather" and (move.carrier == QUEUE or move.carrier == CALLER and _reads_source(move)):
-        return
-    for name in ("carrier", "adds"):
+    is_rasterized = move.carrier == QUEUE and (move.group is not None or move.blocks is not None)
+    has_carrier = move.collective == "all_gather" and (is_rasterized or move.carrier == CALLER and _reads_source(move))
+    for name in ("adds",) if has_carrier else ("carrier", "adds"):
         if getattr(move, name) is not None and _PATTERNS.get(move.collective) is not overlap_reduction:
             raise UsageError(
                 f"{move.title}: {name}={getattr(move, name)!r} is for reductions: nothing of it is added up",

@@ -44,9 +44,9 @@ class Move:
         overlapped: whether it runs concurrently with the grid that produces or reads its data.
         chunk: rows that are sent together, columns where the `axis` is 1; None leaves the choice to the cost model.
         carrier: the carrier of the rows of a reduction, "queue" or "tiles"; None leaves the choice between these to the
-            cost model. Or "collective": programs all-reduce each tile before they store it. Of a gather "queue", also
-            the meaning of None; or, with `local`, "caller" if an earlier program has moved the rows to the same memory,
-            a parameter of both: none are sent.
+            cost model. Or "collective": programs all-reduce each tile before they store it. Of a gather with `local`:
+            "caller" if an earlier program has moved the rows to the same memory, a parameter of both: none are sent;
+            of one with `group` or `blocks`, but without `local`: "queue".
         adds: the reducer of local rows and the received parts: "tiles" where possible (also the meaning of None), or
             "grid", a separate grid. Or "accumulators": tiles add them before they are rounded, local rows unrounded and
             first, the others in the order in which they were sent.
