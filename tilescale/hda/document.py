@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def _parse(path: Path) -> DocumentEntry:
                 hint="see `tilescale machine list` for the built-in ones",
                 where=Location(str(path), 1),
             )
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        return _tree(text, str(path))
     except OSError as error:
         raise MachineFileError(f"{path} cannot be read: {error.strerror}", where=Location(str(path), 1)) from None
     except yaml.MarkedYAMLError as error:
@@ -131,12 +132,15 @@ def _parse(path: Path) -> DocumentEntry:
         raise MachineFileError(f"not readable as YAML: {error}", where=Location(str(path), 1)) from None
     except RecursionError:
         raise _too_deep(path) from None
+
+
+@lru_cache(32)
+def _tree(text: str, file: str) -> DocumentEntry:
+    """The tree of a file with this text: each description that extends a built-in one reads that one's file."""
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(node, yaml.MappingNode):
-        raise DocumentEntry(None, str(path), 1).problem("expected a mapping with `levels`, `memory` and `networks`")
-    try:
-        return _Reader(str(path)).entry(node, 1, "")
-    except RecursionError:
-        raise _too_deep(path) from None
+        raise DocumentEntry(None, file, 1).problem("expected a mapping with `levels`, `memory` and `networks`")
+    return _Reader(file).entry(node, 1, "")
 
 
 def _too_deep(path: Path) -> MachineFileError:
@@ -175,9 +179,10 @@ def read(path: Path, locate: Callable[[str, Path], Path | None]) -> DocumentEntr
 
 def _read(path: Path, locate: Callable[[str, Path], Path | None], seen: tuple[Path, ...]) -> DocumentEntry:
     document = _parse(path)
-    extends = document.value.pop("extends", None)
+    extends = document.value.get("extends")
     if extends is None:
         return document
+    document = replace(document, value={key: below for key, below in document.value.items() if key != "extends"})
     base = locate(extends.value, path.parent) if isinstance(extends.value, str) else None
     if base is None:
         raise extends.problem("expected the name of a built-in machine or a file", hint="see `tilescale machine list`")
