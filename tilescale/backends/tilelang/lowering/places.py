@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilelang_core import ir
+from tilelang_core.formulas import one
 from tilescale.program.effects import Access
+from tilescale.program.extents import evaluate
 from tilescale.program.regions import BoundVariables
 
 _TURNS = 64
@@ -36,7 +38,7 @@ def collide(
     boxes = list(zip(*sides, strict=True))
     ranges = {**around, **_turns(inside_a), **_turns(inside_b)}
     used = {v for box in sides for pair in box for bound in pair for v in ir.variables(bound)}
-    fixed = dict.fromkeys(used - ranges.keys(), _SIZE)
+    fixed = dict.fromkeys(map(one, used - ranges.keys()), _SIZE)
     draw = random.Random(0)
     drawn = (_drawn(ranges, fixed, draw) for _ in range(_SAMPLES))
     return any(_collide_at(boxes, values) for values in drawn if values is not None)
@@ -63,21 +65,17 @@ def _drawn(
     """Draw a value for each variable of `ranges`, in order: later ranges may depend on it. None if a range is empty."""
     values = dict(fixed)
     for var, (begin, extent) in ranges.items():
-        first, count = _number(begin, values) or 0, _number(extent, values)
+        first, count = evaluate(begin, values) or 0, evaluate(extent, values)
         if count is not None and count < 1:
             return None
-        values[var] = first + draw.randrange(_TURNS if count is None else min(count, _TURNS))
+        values[one(var)] = first + draw.randrange(_TURNS if count is None else min(count, _TURNS))
     return values
-
-
-def _number(expr: ir.PrimExpr, values: Mapping[ir.Var, int]) -> int | None:
-    return ir.constant(ir.substitute(expr, {v: ir.IntImm(str(v.dtype), n) for v, n in values.items()}))
 
 
 def _collide_at(boxes: Sequence[Any], values: Mapping[ir.Var, int]) -> bool:
     """Whether two boxes intersect for these values of their variables; True where a bound stays unknown."""
-    for one, other in boxes:
-        (begin, end), (first, last) = ([_number(bound, values) for bound in pair] for pair in (one, other))
+    for box in boxes:
+        (begin, end), (first, last) = ([evaluate(bound, values) for bound in pair] for pair in box)
         if begin is None or end is None or first is None or last is None:
             return True
         if end <= first or last <= begin:
