@@ -8,7 +8,7 @@ launch. The time of a block is that of its clock, moved so that no recorded time
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilescale.errors import Location
 from tilescale.timing.timeline import Span, Timeline
@@ -51,7 +51,7 @@ def timeline_of(
     rate = _nanoseconds(blocks)
     spans = sorted((s for n, block in enumerate(blocks) for s in _spans(n, block, rate, sites)), key=lambda s: s.end_s)
     begin = min((span.begin_s for span in spans), default=0.0)
-    moved = [replace(span, begin_s=span.begin_s - begin, end_s=span.end_s - begin) for span in spans]
+    moved = [span._replace(begin_s=span.begin_s - begin, end_s=span.end_s - begin) for span in spans]
     return Timeline("device", moved, (), max((span.end_s for span in moved), default=0.0), title)
 
 

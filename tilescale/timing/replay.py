@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from tilescale.collectives.links import SharedLink
+from tilescale.errors import Location
 from tilescale.timing.grids import SimulatedGrid
 from tilescale.timing.live import PublicationPoint, RunningTask
 from tilescale.timing.lockstep import in_lockstep
@@ -104,13 +105,17 @@ class Simulation:
         self._end_s = max(self._end_s, live.visible_s)
         live.ended()
 
-    def _span(self, live: RunningTask, name: str, kind: str, begin: float, **more: Any) -> int:
-        return self._noted(live, name, kind, begin, self.events.now, **more)
+    def _span(
+        self, live: RunningTask, name: str, kind: str, begin: float, where: Location | None, cause: int | None
+    ) -> int:
+        return self._noted(live, live.engine, name, kind, begin, self.events.now, where, cause)
 
-    def _noted(self, live: RunningTask, name: str, kind: str, begin: float, end: float, **more: Any) -> int:
-        engine = live.engine + more.pop("suffix", "")
-        cause = more.pop("cause", live.last)
-        self.spans.append(Span(live.row, engine, live.unit, name, kind, begin, end, cause=cause, **more))
+    def _noted(
+        self, live: RunningTask, engine: str, name: str, kind: str, begin: float, end: float, where: Location | None,
+        cause: int | None, nbytes: float = 0, flops: float = 0,
+    ) -> int:  # fmt: skip
+        span = Span(live.row, engine, live.unit, name, kind, begin, end, round(nbytes), round(flops), where, cause)
+        self.spans.append(span)
         return (len(self.spans) - 1) * self._units
 
     # -- work ----------------------------------------------------------------------------------------------------------
@@ -134,7 +139,7 @@ class Simulation:
                 live.waits, live.last = None, last
                 if self.events.now > live.since:
                     where = step.parts[0].where
-                    self._span(live, f"wait for {step.parts[0].name}", "wait", live.since, where=where, cause=last)
+                    self._span(live, f"wait for {step.parts[0].name}", "wait", live.since, where, last)
                 self.go_on(live)
 
         self._perform(live, step, landed, " ahead")
@@ -158,9 +163,10 @@ class Simulation:
 
     def _serve_demands(self, live: RunningTask, step: WorkStep, over: Callable[[list[float]], None]) -> None:
         """Serve all demands concurrently; `over` gets the end time of each part."""
-        left = [len(part.demands) for part in step.parts]
-        ends = [self.events.now] * len(left)
-        open_ = sum(left) + 1
+        ends = [self.events.now] * len(step.parts)
+        open_ = 1
+        for part in step.parts:
+            open_ += len(part.demands)
 
         def served(index: int | None) -> None:
             nonlocal open_
@@ -182,16 +188,21 @@ class Simulation:
     ) -> int:
         """The spans of a step's parts; returns the slowest one's. The slowest part and computation last until the
         step's end, overlapped parts until their own."""
-        parts, now = step.parts, self.events.now
-        main = next((i for i, part in enumerate(parts) if part.kind == "compute"), len(parts) - 1)
+        parts, now, engine = step.parts, self.events.now, live.engine + suffix
+        main = len(parts) - 1
+        for i, part in enumerate(parts):
+            if part.kind == "compute":
+                main = i
+                break
         slowest = main if ends[main] == now else ends.index(now) if now in ends else 0
         last = 0
-        for i in [*(i for i in range(len(parts)) if i != main), main]:
-            part, lane = parts[i], suffix if i == main else f"{suffix} {parts[i].kind}"
+        for i in (*range(main), *range(main + 1, len(parts)), main):
+            part = parts[i]
+            lane = engine if i == main else f"{engine} {part.kind}"
+            end = now if i == main or i == slowest else ends[i]
             span = self._noted(
-                live, part.name, part.kind, begin, now if i in (main, slowest) else ends[i],
-                nbytes=round(part.nbytes), flops=round(part.flops), where=part.where, cause=cause, suffix=lane,
-            )  # fmt: skip
+                live, lane, part.name, part.kind, begin, end, part.where, cause, part.nbytes, part.flops
+            )
             last = span if i == slowest else last
         return last
 
@@ -212,7 +223,7 @@ class Simulation:
 
         def landed() -> None:
             if self.events.now > begin:
-                live.last = self._span(live, "writes land", "sync", begin)
+                live.last = self._span(live, "writes land", "sync", begin, None, live.last)
             then()
 
         self.events.at(max(begin, live.visible_s), landed)
@@ -253,8 +264,8 @@ class Simulation:
                 channel.value = step.change(channel.value)
             channel.last = cause
             if due > begin:
-                channel.last = self._span(
-                    live, step.name, "sync", begin, where=step.where, cause=cause, suffix=" signals"
+                channel.last = self._noted(
+                    live, f"{live.engine} signals", step.name, "sync", begin, self.events.now, step.where, cause
                 )
             self._wake(channel)
 
@@ -271,7 +282,7 @@ class Simulation:
         for live, step in over:
             if self.events.now > live.since:
                 if not step.idle:
-                    self._span(live, step.name, "wait", live.since, where=step.where, cause=channel.last)
+                    self._span(live, step.name, "wait", live.since, step.where, channel.last)
                 live.last = channel.last
             self._acquired(live, step, self._left(channel, step))
 
@@ -299,7 +310,7 @@ class Simulation:
         begin = self.events.now
 
         def done() -> None:
-            live.last = self._span(live, step.name, "sync", begin, where=step.where)
+            live.last = self._span(live, step.name, "sync", begin, step.where, live.last)
             self.go_on(live)
 
         self.events.at(begin + left, done)
@@ -328,10 +339,10 @@ class Simulation:
         def over(_: list[float]) -> None:
             for member in present:
                 if begin > member.since:
-                    self._noted(member, step.name, "wait", member.since, begin, where=step.where, cause=cause)
+                    self._noted(member, member.engine, step.name, "wait", member.since, begin, step.where, cause)
                 member.last = self._noted(
-                    member, part.name, part.kind, begin, self.events.now,
-                    nbytes=round(part.nbytes), flops=round(part.flops), where=step.where, cause=cause,
+                    member, member.engine, part.name, part.kind, begin, self.events.now, step.where, cause,
+                    part.nbytes, part.flops,
                 )  # fmt: skip
             for member in present:
                 self.go_on(member)
@@ -378,7 +389,7 @@ class Simulation:
     def _launch(self, live: RunningTask, step: LaunchStep) -> bool:
         def start(begin: float) -> None:
             if step.seconds:
-                live.last = self._span(live, step.name, "launch", begin, where=step.where)
+                live.last = self._span(live, step.name, "launch", begin, step.where, live.last)
             SimulatedGrid(self, live, step).fill()
 
         def landed() -> None:

@@ -14,6 +14,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 
 Action = Callable[[], None]
 
@@ -92,7 +93,7 @@ class SharedResource:
     def _announce(self, due: float) -> None:
         self._plan += 1
         plan, self._due = self._plan, due
-        self._events.at(due, lambda: self._look(plan))
+        self._events.at(due, partial(self._look, plan))
 
     def _look(self, plan: int) -> None:
         """Check for completed users."""

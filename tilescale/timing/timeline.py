@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from tilescale.errors import Location
 from tilescale.hda.units import format_time
@@ -14,9 +15,8 @@ KINDS = ("compute", "transfer", "collective", "wait", "launch", "sync")
 """Kinds of spans. A wait is for a flag or for others to arrive; sync is the cost of the barrier itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Something that one engine did for a while.
+class Span(NamedTuple):
+    """Something that one engine did for a while. A tuple, as simulations make hundreds of thousands.
 
     Attributes:
         row: number of the unit that owns tensors (a device) it belongs to, in the order of the arguments.
@@ -29,6 +29,7 @@ class Span:
         flops: operations that it computed.
         where: the line of the program.
         cause: the span without whose end it could not have begun, as a position in `Timeline.spans`.
+        seconds: from its begin to its end.
     """
 
     row: int
@@ -79,7 +80,7 @@ class Copies(Sequence):
             return span
         unit = self.units[row] + span.unit.removeprefix(self.units[0])
         cause = None if span.cause is None else span.cause + row
-        return replace(span, row=row, unit=unit, cause=cause)
+        return span._replace(row=row, unit=unit, cause=cause)
 
 
 @dataclass(frozen=True, slots=True)
