@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilescale.errors import PeerOutOfRangeError, UsageError
-from tilescale.hda import query
 from tilescale.hda.description import Description
 from tilescale.hda.model import Level, Network
 from tilescale.hda.units import format_count
@@ -45,7 +44,7 @@ class UnitPlace:
         """Number of units that one instance of the network connects."""
         if net.within is not None and net.within in self.clusters:
             return self.clusters[net.within]
-        return query.count(self.machine, net.level, net.within)
+        return self.machine.count(net.level, net.within)
 
     def local(self, net: Network) -> int:
         """Position of the unit of the network's level among those it connects."""
@@ -66,7 +65,7 @@ def locate(machine: Description, level: str, number: int, sizes: Sizes) -> UnitP
         machine.index(name)
     here = machine.level(level)
     if here.kind == "thread_group":
-        groups = _extent(here, sizes) or query.count(machine, level, machine.program_level.name)
+        groups = _extent(here, sizes) or machine.count(level, machine.program_level.name)
         return _inside(locate(machine, machine.program_level.name, number // groups, sizes), level, number)
     clusters = {at.name: _cluster_size(at, sizes) for at in machine.levels if at.kind == "cluster"}
     if here.kind == "cluster":

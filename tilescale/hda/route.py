@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tilescale.errors import NoPathError, UnsupportedError
-from tilescale.hda import query, topology
+from tilescale.hda import topology
 from tilescale.hda.description import Description
 from tilescale.hda.model import Mechanism, Network
 from tilescale.hda.place import UnitPlace, locate
@@ -195,7 +195,7 @@ def _search(machine: Description, level: str, at_a: UnitPlace, at_b: UnitPlace) 
     """The shortest route over several networks, or () if there is none."""
     apart = [name for name in at_a if at_a[name] != at_b[name]]
     physical = [n for n in machine.networks if n.level in apart and machine.level(n.level).kind == "unit"]
-    if not physical or any(query.count(machine, n.level, None) > SEARCH_LIMIT for n in physical):
+    if not physical or any(machine.count(n.level) > SEARCH_LIMIT for n in physical):
         return ()
     import networkx  # a fifth of a second to import, and few machines need it
 
@@ -217,8 +217,8 @@ def _search(machine: Description, level: str, at_a: UnitPlace, at_b: UnitPlace) 
 
 
 def _all_hops(machine: Description, net: Network) -> Iterator[Hop]:
-    count = query.count(machine, net.level, net.within)
-    for scope in range(1 if net.within is None else query.count(machine, net.within, None)):
+    count = machine.count(net.level, net.within)
+    for scope in range(1 if net.within is None else machine.count(net.within)):
         units = [Endpoint(net.level, scope * count + i) for i in range(count)]
         if net.topology == "switch":
             switch = Endpoint(f"{net.name} switch", scope)
@@ -243,3 +243,10 @@ def _no_path(machine: Description, level: str, a: int, b: int, at_a: UnitPlace, 
         f"no network of machine {machine.name} connects {level} {a} and {level} {b}",
         hint="; ".join(hints) or f"the description lists no network of level {level!r} or coarser that links them",
     )
+
+
+def advice_at_the_end(machine: Description, level: str) -> str:
+    """Advice for a program whose last unit of a level has no next neighbour."""
+    if any(net.level == level and net.topology == "mesh" for net in machine.networks):
+        return "units at an edge have no neighbour there: put the statement under a condition, if rank + 1 < size"
+    return "wrap it round: (rank + 1) % size"

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from keyword import iskeyword
 
 from tilescale.errors import MachineFileError, one
-from tilescale.hda import query
 from tilescale.hda.description import Description
 from tilescale.hda.document import DocumentEntry
 from tilescale.hda.model import KINDS, OPERATIONS, Level, MemoryLayer, Network
@@ -153,7 +152,7 @@ def _mechanisms(net: Network, entry: DocumentEntry) -> Iterator[MachineFileError
 
 
 def _links(machine: Description, net: Network, entry: DocumentEntry) -> Iterator[MachineFileError]:
-    count = query.count(machine, net.level, net.within)
+    count = machine.count(net.level, net.within)
     if (net.topology in ("mesh", "torus")) != bool(net.dims):
         yield entry.find("dims").problem("a mesh or torus needs `dims`, and nothing else has them")
     elif net.dims and math.prod(net.dims) != count:

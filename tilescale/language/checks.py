@@ -21,7 +21,7 @@ from tilescale.errors import (
     did_you_mean,
 )
 from tilescale.hda import Level, Network
-from tilescale.hda.query import advice_at_the_end
+from tilescale.hda.route import advice_at_the_end
 from tilescale.language.context import Context, here, plain
 from tilescale.program.grids import GridValues, UnknownValue
 from tilescale.program.operations import Rank

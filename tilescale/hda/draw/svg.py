@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from html import escape
 from itertools import combinations
 
-from tilescale.hda import query
 from tilescale.hda.description import Description
 from tilescale.hda.draw import mesh, words
 from tilescale.hda.draw.palette import paint, style_sheet
@@ -107,12 +106,12 @@ def _units(machine: Description, level: Level, first: _DrawnBox, within: str | N
     flat = next((net for net in nets if len(net.dims) == 2), None)
     if flat is not None:
         return _plane(level, first, flat)
-    number = query.count(machine, level.name, within)
+    number = machine.count(level.name, within)
     if level.kind != "cluster":
         return _siblings(level, first, number, f"\u00d7 {number}")
     # Clusters are made of programs that are there without them, some of which may be left over.
     program = machine.program_level.name
-    return _siblings(level, first, number, f"{query.count(machine, program, within)} {program}s")
+    return _siblings(level, first, number, f"{machine.count(program, within)} {program}s")
 
 
 def _siblings(level: Level, first: _DrawnBox, number: int, badge: str) -> _DrawnBox:
@@ -164,7 +163,7 @@ def _thread_groups(machine: Description, index: int) -> _DrawnBox:
     pills = _DrawnBox(0, 0, "")
     for position, level in enumerate(groups):
         coarser = machine.levels[position + 1]
-        number = query.count(machine, level.name, coarser.name)
+        number = machine.count(level.name, coarser.name)
         facts = words.level_facts(machine, level)
         most = "up to " if coarser.kind == "program" and number > 1 else ""
         text = _text(f"{most}{number} \u00d7 {level.name}" + (f", {facts}" if facts else ""), 12, "ink")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from tilescale.errors import one
-from tilescale.hda import query
 from tilescale.hda.description import Description
 from tilescale.hda.model import OPERATIONS, Level, Mechanism, MemoryLayer, Network
 from tilescale.hda.units import format_bandwidth, format_bytes, format_rate, format_time
@@ -67,7 +66,7 @@ def mechanism_facts(mechanism: Mechanism) -> str:
 def arithmetic(machine: Description, level: str) -> list[tuple[str, str]]:
     """Kinds of arithmetic of one unit of `level` with their rates, grouped where data types share one."""
     lines = []
-    for unit, rates in query.rates(machine, level).items():
+    for unit, rates in machine.rates(level).items():
         groups: dict[float, list[str]] = {}
         for dtype, rate in rates.items():
             groups.setdefault(rate, []).append(dtype)

@@ -23,7 +23,7 @@ from tilescale.backends.emulator.interpret.registry import operation
 from tilescale.backends.emulator.interpret.scales import instance
 from tilescale.backends.emulator.operations.tiles import fitted
 from tilescale.errors import PeerOutOfRangeError
-from tilescale.hda.query import advice_at_the_end
+from tilescale.hda.route import advice_at_the_end
 from tilescale.program import operations, ops
 
 _COMPARE = {
