@@ -20,7 +20,7 @@ from tilescale.comm.heap.address_map import AddressMap
 from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.heap.ledger import HeapBlock, Ledger
 from tilescale.comm.heap.provider import HeapCannotGrow, choose
-from tilescale.comm.heap.tensors import contiguous_strides, extent, tensor_at
+from tilescale.comm.heap.tensors import contiguous_strides, extent, instances_of, tensor_at
 from tilescale.comm.refusal import tells
 from tilescale.comm.team import Team
 from tilescale.errors import (
@@ -194,15 +194,7 @@ class SymmetricHeap:
         view = self.addresses
         if view.unreachable:
             raise NoPathError(f"the heaps of ranks {list(view.unreachable)} have no address on rank {view.rank}")
-        return tensor_at(
-            view.base + offset,
-            (view.ranks, *tensor.shape),
-            (view.stride // tensor.dtype.itemsize, *tensor.stride()),
-            tensor.dtype,
-            self.device,
-            _nothing,
-            tensor.untyped_storage(),
-        )
+        return instances_of(tensor, offset, view)
 
     def offset(self, tensor: torch.Tensor) -> int:
         """The byte in the heap where a symmetric tensor, or a view of one, begins: the same on all ranks.
@@ -380,7 +372,3 @@ def _check_dense(tensor: torch.Tensor) -> None:
     for kind, found in kinds.items():
         if found:
             raise ArgumentError(f"tensor is {kind}", hint="pass a dense tensor with data")
-
-
-def _nothing(_kept_alive: object) -> None:
-    pass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tilescale.comm.heap.address_map import AddressMap
 from tilescale.comm.heap.heap import SymmetricHeap
-from tilescale.comm.heap.tensors import tensor_at
+from tilescale.comm.heap.tensors import instances_of
 from tilescale.comm.team import Team
 
 if TYPE_CHECKING:
@@ -41,22 +41,9 @@ class Reach:
 
     def peers(self, tensor: torch.Tensor) -> torch.Tensor:
         """The instances of these ranks, as `SymmetricHeap.peers`. Raises NotSymmetricError for another tensor."""
-        view = self.addresses
-        return tensor_at(
-            view.base + self._heap.offset(tensor),
-            (view.ranks, *tensor.shape),
-            (view.stride // tensor.dtype.itemsize, *tensor.stride()),
-            tensor.dtype,
-            self.device,
-            _nothing,
-            tensor.untyped_storage(),
-        )
+        return instances_of(tensor, self._heap.offset(tensor), self.addresses)
 
 
 def reach(heap: SymmetricHeap) -> SymmetricHeap | Reach:
     """The heap itself, if all of its ranks have an address here; else the part of those that have one."""
     return Reach(heap) if heap.addresses.unreachable else heap
-
-
-def _nothing(_held: object) -> None:
-    """Do nothing when a view is released: the rank's own instance lives on."""

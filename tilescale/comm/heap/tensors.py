@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tilescale.comm.heap.address_map import AddressMap
+
 if TYPE_CHECKING:
     import torch
 
@@ -33,6 +35,22 @@ def tensor_at(
     finalizer = weakref.finalize(tensor.untyped_storage(), on_release, *held)
     finalizer.atexit = False  # at exit the heap itself is closed
     return tensor
+
+
+def instances_of(tensor: torch.Tensor, offset: int, view: AddressMap) -> torch.Tensor:
+    """The instances of a tensor at an offset in the heaps of all ranks of a map: its shape after a dimension of these.
+
+    When it is released, this rank's instance, which it keeps alive until then, lives on.
+    """
+    return tensor_at(
+        view.base + offset,
+        (view.ranks, *tensor.shape),
+        (view.stride // tensor.dtype.itemsize, *tensor.stride()),
+        tensor.dtype,
+        tensor.device,
+        lambda _: None,
+        tensor.untyped_storage(),
+    )
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
