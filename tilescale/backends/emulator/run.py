@@ -153,7 +153,6 @@ class Run:
             self._queues[unit].close()
 
     def queue_of(self, unit: Unit) -> CopyQueue:
-        """The copy queue of a tensor-owning unit, whose task is the current one."""
         if unit not in self._queues:
             self._queues[unit] = CopyQueue(self, unit)
         return self._queues[unit]
@@ -176,12 +175,10 @@ class Run:
     # -------------------------------------------------------------------------------------------
 
     def publishes(self, place: Hashable) -> None:
-        """The current task arrives at a barrier or rendezvous."""
         for observer in self.listeners:
             observer.publishes(place)
 
     def acquires(self, place: Hashable) -> None:
-        """The current task leaves a completed barrier or rendezvous."""
         for observer in self.listeners:
             observer.acquires(place)
 
@@ -199,7 +196,6 @@ class Run:
         return self._numbers.keys()
 
     def number(self, unit: Unit) -> int:
-        """The number of the tensor-owning unit that contains `unit`."""
         while unit not in self._numbers:
             unit = unit.outer
         return self._numbers[unit]
@@ -218,16 +214,13 @@ class Run:
         target.received += size
 
     def signalled(self, unit: Unit, level: str | None, flag: int) -> None:
-        """A unit updated the flag at an address; `level` is the level of the `dst` rank."""
         self._of(unit).signals += 1
         self._signallers.setdefault(flag, {})[unit.around(level) if level else unit] = None
 
     def flag_at_begin(self, flag: np.ndarray, now: int) -> int:
-        """The value of a flag at its first signal or wait; `now` is its current value."""
         return self._at_begin.setdefault(address(flag), now)
 
     def collected(self, unit: Unit, name: str, level: str, size: int, algorithm: str) -> None:
-        """A unit took part in a collective of a level with `size` bytes."""
         account = self._of(unit)
         if self.machine.level(level).kind == "unit":
             account.contributed += size
@@ -235,15 +228,12 @@ class Run:
         account.collectives[label] = account.collectives.get(label, 0) + 1
 
     def exchanged(self, unit: Unit, made: int, size: int) -> None:
-        """Programs of a unit exchange tiles by the collective number `made`, through `size` bytes of memory."""
         self._of(unit).workspaces[made] = size
 
     def collectives_of(self, unit: Unit) -> Counter[str]:
-        """The collectives that a unit and its programs took part in, and how often."""
         return Counter(self._of(unit).collectives)
 
     def programs_ended(self, unit: Unit, count: int, collectives: Mapping[str, int]) -> None:
-        """`count` tile programs have ended; `collectives` are those they took part in and have not reported yet."""
         account = self._of(unit)
         account.programs += count
         for label, times in collectives.items():
@@ -251,8 +241,6 @@ class Run:
         self._progress(count)
 
     def signallers(self, flag: int, lines: list[Location | None]) -> str:
-        """The units that have signalled the flag at an address, their siblings that have not, and the lines that would.
-        """
         if not lines:
             return "no statement of the program signals it"
         places = ", ".join(f"{line.file}:{line.line}" for line in lines if line)

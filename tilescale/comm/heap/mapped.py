@@ -126,7 +126,6 @@ class MappedHeap:
         )
 
     def wait_idle(self) -> None:
-        """Wait until the device has done all work that was given to it."""
         self._pages.wait_idle()
 
     def close(self) -> None:

@@ -131,7 +131,6 @@ class Nvshmem:
         )
 
     def wait_idle(self) -> None:
-        """Wait until the device has done all work that was given to it."""
         import torch
 
         torch.cuda.synchronize(self._device)

@@ -46,11 +46,9 @@ class Hub:
         self.size = sum(self._ranks.values())
 
     def failed(self, failure: NodeFailure) -> None:
-        """Notify the others of a failure here; the first one is kept."""
         self._finish(failure, origin=0)
 
     def ended(self) -> None:
-        """Notify the others that all ranks of this node have ended well."""
         self._has_ended(0)
 
     def close(self) -> None:

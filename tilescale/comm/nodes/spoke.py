@@ -46,12 +46,10 @@ class Spoke:
         threading.Thread(target=self._listen, name="tilescale-nodes", daemon=True).start()
 
     def failed(self, failure: NodeFailure) -> None:
-        """Notify the others of a failure here; the first one is kept."""
         with contextlib.suppress(OSError):  # node 0 is gone: that is news already
             self._line.send(**vars(failure))
 
     def ended(self) -> None:
-        """Notify the others that all ranks of this node have ended well."""
         with contextlib.suppress(OSError):
             self._line.send()
 

@@ -127,7 +127,6 @@ class DeviceProgram:
 
     @cached_property
     def peer_group(self) -> PeerGroup:
-        """The devices that it shares memory with."""
         return PeerGroup.of(self.heap, self.team)
 
     @property
@@ -265,7 +264,6 @@ class DeviceProgram:
         return on_all(self._group, make)
 
     def barrier(self, site: int) -> StreamWork:
-        """A launch that synchronizes all devices, in the order of the current stream."""
         return self._with_rails(self.guard.barrier(site))
 
     def _with_rails(self, barrier: StreamWork) -> StreamWork:

@@ -57,13 +57,11 @@ class RecordedCalls:
         self._tables: dict[Any, tuple[CallForms, list[_CallForm]]] = {}
 
     def __call__(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """Call it; `tensors` are those among the arguments, and in lists, tuples and dictionaries there."""
         if current_recording() is not None:  # the call is a part of one
             return self.function(*given)
         return self.of_form(tuple([_other(x) for x in given]), given, tensors)
 
     def of_form(self, form: tuple[Any, ...], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """Call it, while nothing is recorded; `form` are the arguments but for their tensors."""
         if not are_on_gpus(tensors) or any([x.is_neg() or x.is_conj() for x in tensors]):
             return self.function(*given)
         cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")

@@ -87,7 +87,6 @@ class Witness(Races):
         return next((unit for unit in self._run.units if owner_of(unit, root, flag) is unit), None)
 
     def number(self, unit: Unit) -> int:
-        """The number of the tensor-owning unit that contains `unit`."""
         return self._run.number(unit)
 
     def _release(self, waiting: Mapping[Task, Wait]) -> list[Task]:

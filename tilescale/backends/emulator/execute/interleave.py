@@ -42,18 +42,15 @@ class Interleaved(Scheduler):
         self._lowest = 0.0
 
     def order(self, items: list[Item], room: int) -> list[Item]:
-        """Units of a launch in start order, `room` of them at once."""
         if self._last_first:
             return [item for end in range(len(items), 0, -room) for item in items[max(end - room, 0) : end]]
         self._random.shuffle(items)
         return items
 
     def pick(self, items: list[Item]) -> Item:
-        """The one of several that a unit finds first."""
         return items[-1] if self._last_first else self._random.choice(items)
 
     def is_patient(self) -> bool:
-        """Whether a patient wait that may continue lets others run first this time."""
         return not self._last_first and self._random.random() < _RATE_OF_SIGNALS
 
     def preempt(self, signals: bool) -> None:

@@ -52,7 +52,6 @@ class Mrg32k3a(Generators):
         return (self._numbers(which) * _TO_BITS).astype(np.uint32)
 
     def uniform(self, which: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Numbers in (0, 1]."""
         return (self._numbers(which) * _NORM).astype(dtype)
 
     def _fine(self, which: np.ndarray) -> np.ndarray:

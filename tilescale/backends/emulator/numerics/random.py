@@ -146,7 +146,6 @@ class Philox(Generators):
 
     @classmethod
     def has_vectors(cls, kind: str, dtype: np.dtype, lanes: int) -> bool:
-        """Whether TileLang calls a function that gives other numbers than as many calls for one."""
         if dtype == np.float64:
             return kind != "word" and lanes == 2
         return kind == "normal" and lanes in (2, 4)

@@ -39,11 +39,9 @@ class Recording:
         self._persistent: PersistentLoops | None = None
 
     def statement(self, compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
-        """The closure of any statement."""
         return self._persistent_loops(compiler).told(stmt, watched(self.recorder, compiler, stmt, closure))
 
     def operation(self, compiler: Compiler, call: ir.Call, closure: Closure | None) -> Closure | None:
-        """The closure of an operation, None where it has no effect of its own."""
         name = ir.op_name(call) or ""
         if name not in COSTS:
             return closure
@@ -59,7 +57,6 @@ class Recording:
         return run
 
     def store(self, compiler: Compiler, stmt: ir.BufferStore, closure: Closure) -> Closure:
-        """The closure of a store outside of parallel loops."""
         recorder, record = self.recorder, loop_cost(self.recorder, compiler, tally(stmt, {}), "store")
 
         def run(frame: Frame) -> None:
@@ -70,7 +67,6 @@ class Recording:
         return run
 
     def loop(self, compiler: Compiler, stmt: ir.For, body: Closure, over: Callable[[Closure], Closure]) -> Closure:
-        """The closure of a serial loop outside of parallel ones; `over` makes the closure that repeats a body."""
         if stmt in self._persistent_loops(compiler).loops:
             return over(body)  # its roles hand over each tile
         return timed(self.recorder, compiler, stmt, body, over)
@@ -101,18 +97,15 @@ class Recording:
         return tell
 
     def representatives(self, compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Representatives | None:
-        """A runner of a grid phase where some programs represent others; None where all must run."""
         if compiler.assumptions is not None:
             return None  # values may differ between programs and devices
         found = equivalence(compiler, launch, stmt)
         return Representatives(found, self.recorder) if found is not None else None
 
     def copy(self, compiler: Compiler, call: ir.Call) -> Closure:
-        """A function that records a copy executed by a copy queue."""
         return COSTS[COPY.name](self.recorder, compiler, call)
 
     def chunk(self, compiler: Compiler, made: Collective, source: Region, flag: Flag) -> Callable[..., None]:
-        """The same for a chunk of a gather or an all-to-all."""
         return chunk_cost(self.recorder, compiler, made, source, flag)
 
 

@@ -140,7 +140,6 @@ class Recorder(Observer[Frame, Home]):
         self._logs[self.current()] = ClusterLog([self.log_of(task) for task in tasks], own, barrier)
 
     def divides(self) -> None:
-        """The current task acts for itself again."""
         self._logs[self.current()] = self.own_log
 
     def begins_persistent_loop(self) -> bool:
@@ -305,7 +304,6 @@ class Recorder(Observer[Frame, Home]):
         self.log.step(SettleStep(left))
 
     def rendezvous(self, call: Rendezvous, rank: int, name: str, level: str, moves: Moves, on_tiles: bool) -> None:
-        """The current task takes part in a collective of a level, `on_tiles` of a program."""
         inside = self.machine.index(level) < self.machine.index(self.machine.tensor_level.name)
         place, where = self.log.place(call) if inside else call, call.where
         in_slots = on_tiles and not inside and moves.nbytes > 0
