@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Errors of stock TileLang and of wrong names while a program is traced: with the user's line."""
 
+import re
 import subprocess
 import sys
 
@@ -155,6 +156,19 @@ def test_a_neighbour_that_is_not_there(machine, level, advice):
     with pytest.raises(PeerOutOfRangeError, match="has ranks 0 to 1") as found:
         tilescale.emulate(f, args, machine=machine)
     assert found.value.hint.startswith(advice)
+
+
+@pytest.mark.parametrize(("devices", "advice"), [(2, "innermost scale.*T.Scale.'device'."), (1, "wrap it round")])
+def test_a_peer_outside_the_scale_of_its_level(devices, advice):
+    with pytest.raises(PeerOutOfRangeError, match="level 'block': the launch has rank 0 alone") as found:
+
+        @T.prim_func
+        def f(X: T.Tensor((64,), "float32")):
+            with T.Kernel(device=devices, block=1, threads=32), T.Scale("block"):
+                tile = T.alloc((64,), "float32")
+                T.copy(tile, X, dst=1)
+
+    assert re.search(advice, found.value.hint)
 
 
 def test_one_unit_waits():

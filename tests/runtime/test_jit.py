@@ -99,7 +99,7 @@ def test_calls_repeat():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "magic"}, "there is overlap"),
+        ({"schedule": "magic"}, "supported: overlap"),
         ({"out_idx": 2}, "has 2 parameters"),
         ({"out_idx": [0, -3]}, "has 2 parameters"),
     ],
@@ -113,7 +113,7 @@ def test_wrong_options(options: dict[str, object], message: str):
 def test_wrong_things_to_compile():
     with pytest.raises(UnknownMachineError):
         tilescale.compile(programs.double(8), machine="abacus")
-    with pytest.raises(UsageError, match="not a traced function, but a function"):
+    with pytest.raises(UsageError, match="expected a @T.prim_func, got a plain function"):
         tilescale.compile(lambda: None)
     with pytest.raises(TypeError):
         tilescale.compile(programs.double(8), colour="red")

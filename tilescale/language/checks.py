@@ -73,9 +73,16 @@ def check_peer(context: Context, level: Level, peer: Any) -> None:
         there = "rank 0 alone" if last == 0 else "ranks from 0" if last is None else f"ranks 0 to {last}"
         raise PeerOutOfRangeError(
             f"peer {value} of level {level.name!r}: the launch has {there}",
-            hint=advice_at_the_end(context.machine, level.name),
+            hint=_peer_advice(context, level, extent),
             where=here(),
         )
+
+
+def _peer_advice(context: Context, level: Level, extent: Any) -> str:
+    coarser = context.parent(level)
+    if extent == 1 and coarser is not None and context.extent(coarser) != 1:
+        return f"a peer is a rank of the innermost scale: write it inside `with T.Scale({coarser.name!r}):`"
+    return advice_at_the_end(context.machine, level.name)
 
 
 def check_connected(context: Context, level: Level) -> Network | None:

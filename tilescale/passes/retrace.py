@@ -21,7 +21,8 @@ def for_machine(func: ir.PrimFunc, machine: Machine) -> ir.PrimFunc:
         UsageError: it was not traced; or for another machine, and its Python function is not known.
     """
     if not isinstance(func, ir.PrimFunc):
-        raise UsageError(f"not a traced function, but a {type(func).__name__}", hint="decorate it with @T.prim_func")
+        found = f"a plain {type(func).__name__}"
+        raise UsageError(f"expected a @T.prim_func, got {found}", hint="decorate the function with @T.prim_func")
     traced_for = trace.note_of(func, MACHINE)
     if traced_for in (None, machine.digest):
         return func

@@ -74,7 +74,7 @@ def compile(  # noqa: A001 - TileLang's name
     """
     if not (isinstance(schedule, Schedule) or callable(schedule) or schedule in SCHEDULES):
         raise UsageError(
-            f"schedule={schedule!r}: there is {', '.join(SCHEDULES)}, tilescale.measured, or a tilescale.Schedule",
+            f"schedule={schedule!r}: supported: {', '.join(SCHEDULES)}, tilescale.measured, and a tilescale.Schedule",
             hint="leave schedule out",
         )
     _check_options(

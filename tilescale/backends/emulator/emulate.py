@@ -266,7 +266,7 @@ def _extents(program: Program, machine: Machine, units: int) -> list[tuple[str, 
             f"the launch has {format_count(fixed, machine.tensor_level.name)}"
             + (f" per {open_[0]}" if open_ else "")
             + f", the arguments are for {units}",
-            hint="pass one list of tensors for each unit",
+            hint=f"pass one list of tensors for each {machine.tensor_level.name}: [[A0, B0], [A1, B1], ...]",
             where=launch.where,
         )
     extents = [(name, units // fixed if n is None else n) for name, n in known]
