@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Pages of measured times have the tables of the committed results; `UPDATE_DOCS=1` with these tests writes them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,3 +28,34 @@ MADE = {
 def test_tables_are_those_of_the_results(page: str):
     made: dict[str, Callable[[], str]] = MADE[page]
     compare_tables(DOCS / f"{page}.md", {marker: make() for marker, make in made.items()})
+
+
+@pytest.mark.parametrize(
+    ("result", "work", "shape", "ours", "text"),
+    [
+        (
+            "models",
+            "llama3_8b training_step",
+            [1, 4096, 4096, 4],
+            "tilescale, compiled",
+            "takes {:.1f} ms on two H100 (PyTorch, compiled: {:.1f})",
+        ),
+        (
+            "models_h200",
+            "llama3_8b decode",
+            [1, 1, 4096, 4],
+            "tilescale, compiled",
+            "decode step {:.0f} us on two H200 ({:.0f})",
+        ),
+        ("persistent", "llama decode 1 layer", [1, 1024, 4096], "one launch", "{:.0f} us ({:.0f}) in 0.2.0"),
+    ],
+)
+def test_models_of_the_first_screen(result: str, work: str, shape: list[int], ours: str, text: str):
+    """The times on two GPUs, compared with layers compiled by PyTorch."""
+    rows = json.loads((DOCS.parent / f"benchmarks/results/{result}.json").read_text(encoding="utf-8"))["rows"]
+    bfloat16 = [row for row in rows if (row["dtype"], row.get("gpus", 2)) == ("bfloat16", 2)]
+    # Rows of a decode step come first in CUDA graphs, then eagerly.
+    times = {row["contender"]: row["us"] for row in bfloat16[::-1] if (row["work"], row["shape"]) == (work, shape)}
+    scale = 1000 if " ms " in text else 1
+    wanted = text.format(times[ours] / scale, times["torch, compiled"] / scale)
+    assert wanted in " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
