@@ -46,6 +46,9 @@ SHORT = (
     "architecture", "collectives", "how-fast", "language-operations", "memory-model", "operators", "overlap",
     "predictions", "programming-model",
 )  # fmt: skip
+MOST_RAISERS = 12
+"""Names in a row of the errors' page; the reference has each name with its errors."""
+
 MOST_WORDS = 1500
 """Pages of what a user needs, and the limit of their words, code and tables included."""
 
@@ -310,7 +313,11 @@ def _table(title: str, body: str) -> str:
     rows = [f"\n## {title[0].upper()}{title[1:]}\n", "| error | meaning | raised by |", "|---|---|---|"]
     for name in re.findall(r"^class (\w+)", body, re.MULTILINE):
         meaning = " ".join(inspect.getdoc(getattr(tilescale.errors, name)).split())
-        rows.append(f"| `{name}` | {meaning} | {', '.join(f'`{who}`' for who in raisers(name))} |")
+        who = [f"`{raiser}`" for raiser in raisers(name)]
+        named = ", ".join(
+            who if len(who) <= MOST_RAISERS else [*who[: MOST_RAISERS - 1], f"and {len(who) - MOST_RAISERS + 1} more"]
+        )
+        rows.append(f"| `{name}` | {meaning} | {named} |")
     return "\n".join(rows) + "\n"
 
 
