@@ -19,12 +19,12 @@
     random_draws.py        random numbers by thread, order and vector, after lowering
     cases.py               functions on expressions that use `and`, `or`, `not` and `if`
     rules.py               what TileLang checks before it lowers
-    launches.py            the ways to launch, in one form
+    launches.py            the forms of a launch, normalized
     stock.py               TileLang's language under one name
     loop_tiles.py          shared memory of tiles that live within an iteration of a loop
     stock_passes.py        rewrites before or after one of its passes
     logs.py                what TileLang logs while it compiles for us
-    prefixes.py            with which statement of a function a pass fails
+    prefixes.py            the first statement of a function with which a pass fails
     products.py            distributions of a GEMM over warps
     modules.py             CUDA modules: options for some, a callback for all (installed likewise)
     parameters.py          parameters that share an annotation (installed likewise)
@@ -32,17 +32,17 @@
     ellipsis.py            indices with an Ellipsis (installed likewise)
     mixed_fp8.py           GEMMs of both float8 types (installed likewise)
     prover.py              Z3 for the queries of TVM's analyzer
-    files.py               files that are there as a whole or not at all
+    files.py               atomic replacement of files
     native.py              C sources for TVM-FFI, compiled and loaded
     lru.py                 a bounded dictionary, for results that are recomputed often
     records.py             nodes of TIR, and Python objects with some, as bytes
     rewrite.py             rebuilding traced functions: new parameters, buffers and statements
     mends.py               workarounds for faults of the stock compiler, before its passes
-    decreasing_index.py    indices that fall, in a form that the stock compiler gets right
+    decreasing_index.py    decreasing indices, in a form that the stock compiler gets right
     canonical_form.py      expressions of which TVM's canonical form may have another value
     opaque_divisions.py    quotients and remainders in forms that it leaves alone
-    single_trip_loops.py   loops of at most one step, in a form that it leaves alone
-    role_registers.py      registers that are set before or behind a loop around a pipelined one
+    single_trip_loops.py   loops of at most one iteration, in a form that it leaves alone
+    role_registers.py      registers that are set before or after a loop around a pipelined one
     loads_by_registers.py  pipelined loops whose loads depend on variables that they set
     loop_extents.py        extents that the body of a loop changes, evaluated once
     merged_remainders.py   indices with several remainders, in a form that it does not merge

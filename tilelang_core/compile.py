@@ -79,7 +79,7 @@ def generate(
     pass_configs: dict[str, Any] | None = None,
     rewrites: Sequence[Rewrite] = (),
 ) -> GeneratedText:
-    """Lower a function without compiling it; needs no GPU and no nvcc. `rewrites` have the last word on the text.
+    """Lower a function without compiling it; needs no GPU and no nvcc. `rewrites` are applied last.
 
     The same function is lowered once, although its text is checked, measured for residency, and shown.
     """
@@ -220,7 +220,7 @@ class KernelCompilation:
 
     Attributes:
         func: the traced function.
-        rewrites: have the last word on its text.
+        rewrites: are applied to its text last.
         check: gets the text, and the bytes of dynamic shared memory, before nvcc does, and raises if they must not run.
             Its `repr` names its other inputs. Kernels of the cache have passed it.
         options: those of `tilelang.compile`.

@@ -57,7 +57,7 @@ _rewritten: LruCache[Hashable, _Rewritten] = LruCache(256)
 
 
 class Generator(eager_ast.IRGenerator):
-    """Builds the IR of a function of the user's, from the lines and the values of names of now."""
+    """Build the IR of a user's function, from its current source lines and the current values of its names."""
 
     def __init__(self, func: Callable[..., Any]):
         self._globals = func.__globals__

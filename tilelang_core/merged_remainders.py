@@ -51,7 +51,7 @@ def with_kept_remainders(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _loses_value(node: tirx.BufferLoad | tirx.BufferStore, ranges: Mapping[tirx.Var, Range]) -> bool:
-    """Whether the offset of an access has another value once IterMapSimplify has been at it, or it gives up."""
+    """Whether IterMapSimplify changes the value of an access's offset, or fails on it."""
     if not any(contains(index, _is_remainder_of_sum) for index in node.indices):
         return False
     offsets = list(node.buffer.offset_of(node.indices))

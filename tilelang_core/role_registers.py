@@ -8,7 +8,7 @@ that no loop is around it.
   where the pipelined loop is. With a loop around it, values are set anew in each of its iterations: of a sum over both
   loops the last iteration's part is left. With a branch around it they are not set where the branch is not taken.
 - An expression that has a name from before the loop around it may be evaluated in that loop.
-- What is set behind the pipelined loop is set by consumers: in the next iteration of the loop around it the producer,
+- What is set after the pipelined loop is set by consumers: in the next iteration of the loop around it the producer,
   and statements of all threads, have the value from before.
 
 Before: `T.clear(c)`, then a serial loop, and in it a pipelined loop that adds to `c`. After: consumers clear `c` in
@@ -88,16 +88,16 @@ def _mark(key: str, number: int, body: tirx.Stmt) -> tirx.Stmt:
     return tirx.AttrStmt(tirx.IntImm("int32", number), key, tirx.IntImm("int32", number), body)
 
 
-def _may_move(stmt: tirx.Stmt, behind: list[tirx.Stmt]) -> bool:
+def _may_move(stmt: tirx.Stmt, later: list[tirx.Stmt]) -> bool:
     """Whether a statement sets registers before a loop around a pipelined loop, or before a branch around one that are
-    read behind the branch."""
+    read after the branch."""
     if not isinstance(stmt, _STATEMENTS) or ir.contains(stmt, ir.is_pipelined):
         return False
     own = _written(stmt)
-    for number, later in enumerate(behind if own else ()):
-        if _is_around(later, _LOOPS):
+    for number, other in enumerate(later if own else ()):
+        if _is_around(other, _LOOPS):
             return True
-        if _is_around(later, tirx.IfThenElse) and any(own & _read(each) for each in behind[number + 1 :]):
+        if _is_around(other, tirx.IfThenElse) and any(own & _read(each) for each in later[number + 1 :]):
             return True
     return False
 
@@ -144,7 +144,7 @@ def _others(roles: tirx.AttrStmt) -> tirx.PrimExpr:
     return tirx.GE(roles.body.condition.a, roles.body.condition.b)
 
 
-# -- what is set behind a loop, or in it ------------------------------------------------------------------------------
+# -- what is set after a loop, or in it -------------------------------------------------------------------------------
 
 
 def _differs(func: tirx.PrimFunc, early: set[tirx.Var]) -> bool:

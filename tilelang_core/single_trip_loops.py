@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Loops of at most one step, in a form of which stock TileLang does not make loops of one.
+"""Loops of at most one iteration, in a form that stock TileLang does not turn into loops of exactly one.
 
 TileLang 0.1.15's Simplify takes for granted that a loop is entered when it simplifies its extent: a quotient that is 0
 or 1 becomes 1. `T.ceildiv(tiles - block, blocks)`, the trip count of a block, is such an extent where there are fewer
@@ -22,7 +22,7 @@ from tilelang_core.rewrite import at, relooped, rewritten
 def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if it has such loops one that computes the same and keeps doing so."""
     analyzer, names = analyzer_of(loop_ranges(func.body)), loops_and_names(func.body)[1]
-    short: set[tirx.Var] = set()  # names of such extents
+    short_extents: set[tirx.Var] = set()  # names of such extents
     same: dict[tirx.Var, tirx.Var] = {}  # names of names
 
     def is_short(extent: tirx.PrimExpr) -> bool:
@@ -36,13 +36,13 @@ def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if isinstance(node, tirx.Bind) and isinstance(node.value, tirx.Var):
             same[node.var] = same.get(node.value, node.value)
         elif isinstance(node, tirx.For) and isinstance(node.extent, tirx.Var) and is_short(node.extent):
-            short.add(same.get(node.extent, node.extent))
+            short_extents.add(same.get(node.extent, node.extent))
 
     def kept(value: tirx.FloorDiv) -> tirx.PrimExpr:
         return -1 - tirx.floordiv(-1 * value.a - 1, value.b)
 
     def leave(node: Any) -> Any:
-        if isinstance(node, tirx.Bind) and node.var in short and isinstance(node.value, tirx.FloorDiv):
+        if isinstance(node, tirx.Bind) and node.var in short_extents and isinstance(node.value, tirx.FloorDiv):
             return at(tirx.Bind(node.var, kept(node.value)), like=node)
         if isinstance(node, tirx.For) and isinstance(node.extent, tirx.FloorDiv) and is_short(node.extent):
             return relooped(node, extent=kept(node.extent))

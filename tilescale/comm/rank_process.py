@@ -40,7 +40,7 @@ class NodePlacement:
 
     @classmethod
     def on_one_node(cls, ranks: int) -> NodePlacement:
-        """The place of all ranks of a job that has no other nodes."""
+        """The placement of all ranks of a job on one node."""
         reserved = ReservedPorts(("127.0.0.1", 0))
         return cls(ranks, 0, ranks, 0, "127.0.0.1", reserved.ports, reserved)
 

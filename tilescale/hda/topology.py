@@ -38,7 +38,7 @@ def width(net: Network, i: int, j: int) -> float:
 def route(net: Network, count: int, a: int, b: int) -> list[int]:
     """Units on the route from `a` to `b`, both included; [] if they are not linked.
 
-    On meshes the fastest dimension comes first (dimension-ordered routing); around rings and tori the shorter way.
+    On meshes the fastest dimension comes first (dimension-ordered routing); rings and tori take the shorter direction.
     """
     if net.topology == "point-to-point":
         return [a, b]

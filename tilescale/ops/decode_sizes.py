@@ -35,6 +35,12 @@ class LayerSizes:
 
     Attributes:
         batch: sequences.
+        devices: ranks that share the layers.
+        hidden: features of a token.
+        heads: query heads of a rank.
+        groups: key-value heads of a rank.
+        width: features of a head.
+        inner: features of the MLP, or of an expert, on a rank.
         keys: capacity of the cache of each, in tokens.
         layers: decoder layers, one after the other.
         epsilon: of the norms.
@@ -80,7 +86,7 @@ class LayerSizes:
 
     @property
     def nbytes(self) -> int:
-        """Of a weight, and of each term of an activation."""
+        """Bytes of a weight, and of each term of an activation."""
         return 1 if self.is_float8 else 2
 
     @property
@@ -186,5 +192,5 @@ class LayerSizes:
 
 
 def divisors(n: int) -> list[int]:
-    """In ascending order."""
+    """The divisors of a number, in ascending order."""
     return [d for d in range(1, n + 1) if n % d == 0]

@@ -54,10 +54,10 @@ class Float8:
     gradients: torch.dtype = torch.float8_e5m2
 
     def __post_init__(self) -> None:
-        for name, served in (("scaling", SCALINGS), ("gradients", GRADIENTS)):
-            if getattr(self, name) not in served:
+        for name, supported in (("scaling", SCALINGS), ("gradients", GRADIENTS)):
+            if getattr(self, name) not in supported:
                 raise ArgumentError(
-                    f"{name} is {getattr(self, name)!r}", hint=f"supported: {', '.join(map(str, served))}"
+                    f"{name} is {getattr(self, name)!r}", hint=f"supported: {', '.join(map(str, supported))}"
                 )
 
 

@@ -38,6 +38,7 @@ def prepare(
         job: the GEMM of this call.
         moved: types of the tensors that a collective of whole tensors moves.
         overlapped: the kernels by team, rows and `how`.
+        how: further arguments of the choice among `overlapped`.
         parts: how many shards these rows are.
     """
     ahead.also_needed(_needed, job._replace(rows=0), moved, overlapped, team, how, parts)

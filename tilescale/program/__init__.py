@@ -16,9 +16,9 @@
     tile_boxes.py    which elements of tensors each program of a grid touches
     regions.py       whether two accesses may touch the same element
     parallel_loops.py  which threads execute the iterations of parallel loops
-    fragments.py     which threads hold the elements of tiles in registers, and share out what touches them
+    fragments.py     which threads hold the elements of tiles in registers, and execute the statements on them
     dependence.py    order by waits, publication by signals, legal exchanges, liveness
-    rendezvous_need.py    whether devices must come together when a call begins or ends
+    rendezvous_need.py    whether devices must synchronize when a call begins or ends
     arrivals.py      the signals that flags get during a call, and whether all are waited for
     footprint.py     shared memory and registers of a program, and programs of a device
     waiting.py       whether programs of a grid wait for one another

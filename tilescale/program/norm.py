@@ -26,10 +26,10 @@ class Norm:
 
     Attributes:
         weight: one element for each column.
-        bias: one for each column, added to the normalised rows; None for nothing.
-        normed: where the normalised rows go; None for nowhere.
-        residual: added to the sum first; None for nothing.
-        quantized: where they go as float8; None for nowhere.
+        bias: one element for each column, added to the normalised rows; None if there is none.
+        normed: the tile for the normalised rows; None if they are not stored.
+        residual: the tile that is added to the sum first; None if there is none.
+        quantized: the tile for the normalised rows as float8; None if they are not quantized.
         scales: divisors before quantization: one given number where `scaling` is "tensor"; else the largest magnitude
             of a row, or of 128 columns of it, becomes the largest number of float8.
         eps: is added to the mean of the squares, or to the variance.

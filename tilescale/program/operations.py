@@ -161,8 +161,8 @@ class Copy:
     def of(cls, call: ir.Call) -> Copy:
         source, target, peer, *rest = call.args
         compare = ir.attribute(call, "after")
-        told, after = (rest[:-2], Wait(call, rest[-2], compare, rest[-1])) if compare is not None else (rest, None)
-        flag, value = told or (None, None)
+        update, after = (rest[:-2], Wait(call, rest[-2], compare, rest[-1])) if compare is not None else (rest, None)
+        flag, value = update or (None, None)
         return cls(
             call,
             source,
@@ -180,8 +180,8 @@ class Copy:
     def between(self, source: ir.Call, target: ir.Call, **notes: Any) -> ir.Call:
         """The same copy between other regions, with more annotations."""
         _, _, *rest = self.call.args
-        said = {**dict(self.call.annotations), **notes}
-        return ir.Call(self.call.dtype, self.call.op, [source, target, *rest], said)
+        annotations = {**dict(self.call.annotations), **notes}
+        return ir.Call(self.call.dtype, self.call.op, [source, target, *rest], annotations)
 
     @property
     def near(self) -> ir.Call:
@@ -256,9 +256,9 @@ class Collective:
         if call.op.name == ops.BROADCAST.name:
             root = tiles.pop()
         elif call.op.name == ops.ALL_TO_ALL_V.name:
-            *tiles, said, received = tiles if len(tiles) == 4 else (*tiles, None)
-            is_known = ir.op_name(said) == ops.COUNTS.name
-            sent, counts = (None, tuple(int(n) for n in said.args)) if is_known else (said, ())
+            *tiles, row_counts, received = tiles if len(tiles) == 4 else (*tiles, None)
+            is_known = ir.op_name(row_counts) == ops.COUNTS.name
+            sent, counts = (None, tuple(int(n) for n in row_counts.args)) if is_known else (row_counts, ())
         elif ir.op_name(tiles[-1]) == ops.COMBINE.name:
             combine = Combine.of(tiles.pop())
         elif call.op.name in (ops.ALL_GATHER.name, ops.ALL_TO_ALL.name) and len(tiles) > 2:
@@ -302,7 +302,7 @@ class Collective:
 
     @property
     def dtype(self) -> str:
-        """The type of the elements that each unit brings, those of its first tile."""
+        """The type of the elements that each unit contributes: that of its first tile."""
         return str(ir.region_parts(self.source)[0].dtype)
 
     @property

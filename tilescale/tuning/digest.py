@@ -25,7 +25,7 @@ PLAIN = (int, float, complex, str, bytes, type(None))
 
 
 def source_digest(function: Callable[..., Any]) -> str:
-    """16 hexadecimal digits."""
+    """The digest of a function and of all that it uses: 16 hexadecimal digits."""
     lines: list[str] = []
     _follow("", _plain(function), lines, {})
     return hashlib.sha256("\0".join(sorted(lines)).encode()).hexdigest()[:16]

@@ -13,12 +13,12 @@ from tilescale.collectives.algorithms import rings
 from tilescale.collectives.record import TENSORS, Algorithm
 
 NUMBERS = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-"""Types that NCCL takes; it moves others as bytes."""
+"""Types that NCCL supports; others are moved as bytes."""
 
 ALGORITHMS = (
     Algorithm(
         name="nccl",
-        title="NCCL, taken to use a ring for each port.",
+        title="NCCL, modelled as a ring for each port.",
         schedules={
             **{operation: partial(rings.several, operation) for operation in rings.ROUNDS},
             "all_to_all": rings.pairwise,

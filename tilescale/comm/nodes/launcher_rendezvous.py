@@ -44,7 +44,7 @@ class LauncherRendezvous:
 def rendezvous_of(nodes: int, node: int | None, where: str | None, env: Mapping[str, str]) -> LauncherRendezvous:
     """The rendezvous that the options of a command and its environment describe.
 
-    Raises UsageError for options that are missing or make no sense, LaunchError if the key is missing or malformed.
+    Raises UsageError for missing or contradictory options, LaunchError if the key is missing or malformed.
     """
     if node is None or where is None:
         raise UsageError(

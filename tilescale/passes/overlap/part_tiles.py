@@ -39,7 +39,7 @@ class PartTiles:
         return self.tile * self.step
 
     def count(self, rows: Any) -> Any:
-        """Programs that have tiles of some rows, from a first one that is a tile's."""
+        """Programs of the tiles of `rows` rows that begin with a tile."""
         return (rows + self.step - 1) // self.step * self.columns
 
     def iterations(self, loop: ir.For) -> Any:

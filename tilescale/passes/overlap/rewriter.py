@@ -126,7 +126,7 @@ class LaunchRewriter:
                 found += [] if tir.is_nothing(inner.stmt) else [self._scale(self.machine.tensor_level.name, inner.stmt)]
             elif isinstance(inner, GridPhase):
                 stmt = inner.stmt
-                if isinstance(before, GridPhase):  # side by side they would be one phase
+                if isinstance(before, GridPhase):  # adjacent grid phases would be one phase
                     scale = self._scale(self.machine.program_level.name, stmt)
                     stmt = self._scale(self.machine.tensor_level.name, scale)
                 found.append(stmt)

@@ -117,7 +117,7 @@ class Ring:
         block: the number of the block.
 
     Attributes:
-        ring, full: its tiles, and the barriers of its stages: of the bytes of a tile.
+        ring, full: its tiles, and the mbarriers of its stages, which count the bytes of a tile.
         flight: loads in flight, at most.
         spans: for each phase, the loads of a block before it and until its end; in a loop, of the first iteration.
         begin: statements that compute these numbers.
@@ -222,12 +222,12 @@ class Ring:
         return order, ends - counts, ends
 
     def _reached(self, number: int) -> list[int]:
-        """Phases that the loads are of which tasks of a phase issue, one ring ahead."""
+        """Phases to which the loads belong that tasks of phase `number` issue, one ring ahead."""
         order, begins, ends = self._executed
         return self._phases_of(begins[order == number] + self.stages, ends[order == number] + self.stages)
 
     def _phases_of(self, first: np.ndarray, last: np.ndarray) -> list[int]:
-        """Phases that loads are of whose numbers are in a range of each block, or in one of several."""
+        """Phases with a load whose number is in a range of its block. first, last: bounds, (ranges, blocks)."""
         order, begins, ends = self._executed
         shared = np.maximum(begins, first[:, None]) < np.minimum(ends, last[:, None])
         return sorted({int(phase) for phase in order[shared.any(axis=(0, 2))]})
@@ -235,7 +235,7 @@ class Ring:
     def _load(
         self, load: Any, phases: Sequence[int], here: Loop | None = None, in_first: Any = None, is_first: bool = False
     ) -> ir.Stmt:
-        """Issue the load of that number, if there is one, which is of one of these phases.
+        """Issue a load by its number, if it exists; it belongs to one of `phases`.
 
         Args:
             here: the loop whose iteration issues it. It has at least as many loads as there are stages, so the load is
@@ -263,7 +263,8 @@ class Ring:
     def _of_phase(
         self, number: int, load: Any, values: dict[ir.Var, Any], issued: Any = None, is_first: bool = False
     ) -> ir.Stmt:
-        """Issue a load if it is of a phase, by its number in the first iteration of a loop and its number `issued`."""
+        """Issue a load if it belongs to phase `number`. Its number is `load` in the first iteration of a loop, and
+        `issued` in its own."""
         stream, placement, (before, end) = self.streams[number], self.placements[number], self.spans[number]
         assert stream is not None
         mine = load - before
@@ -318,7 +319,7 @@ def _stages(phases: Phases, streams: Sequence[Stream | None], machine: Machine) 
 def _in_iterations(
     grids: Sequence[Grid], streams: Sequence[Stream | None], placements: Sequence[Placement]
 ) -> list[int]:
-    """For each loop of phases, how many loads a block that has some has in an iteration, at least."""
+    """For each loop of phases, the fewest loads in an iteration of a block that has any."""
     counts: dict[Loop, np.ndarray] = {}
     for grid, stream, placement in zip(grids, streams, placements, strict=True):
         if grid.loop is not None and stream is not None:
@@ -345,7 +346,7 @@ def _is_counted(loop: ir.For) -> bool:
 
 
 def _is_bulk(stmt: ir.Stmt) -> bool:
-    """Whether a statement is a copy that fills a tile, and a bulk copy can make it."""
+    """Whether a statement is a copy that fills a whole tile and can be a bulk copy."""
     if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.COPY:
         return False
     source, target = ir.regions_of_copy(stmt.value)

@@ -6,7 +6,7 @@
     tracks.py        rows for what an engine does at a time
     shares.py       what many engines do at a time, as shares
     picture.py      rows of units over time, by matplotlib
-    interactive.py  a page to look into, by Bokeh
+    interactive.py  an interactive page, by Bokeh
     columns.py      the data of such a page
     files.py        errors of writing a file
 """

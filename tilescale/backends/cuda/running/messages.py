@@ -100,7 +100,7 @@ class DeviceMessages:
         self.exchange(transfers)
         for t in transfers:
             if t.receiver == self.context.team.rank:
-                self._tell(t)
+                self._raise_flag(t)
 
     def exchange(self, transfers: list[DeviceTransfer]) -> None:
         """Send and receive, on the current stream."""
@@ -142,7 +142,7 @@ class DeviceMessages:
         if target.data_ptr() != arrived.data_ptr():
             target.copy_(arrived)
 
-    def _tell(self, t: DeviceTransfer) -> None:
+    def _raise_flag(self, t: DeviceTransfer) -> None:
         """Raise the flag of this device that a transfer names. Raises OutOfBoundsError."""
         if self.flag is None:
             return

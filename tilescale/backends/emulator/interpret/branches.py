@@ -31,7 +31,7 @@ from tilescale.program.model import location
 
 @statement(ir.SeqStmt)
 def _sequence(compiler: Compiler, stmt: ir.SeqStmt) -> Closure:
-    return _in_order([_side_by_side(compiler, run) for run in _runs(compiler, stmt.seq)])
+    return _in_order([_concurrent(compiler, run) for run in _runs(compiler, stmt.seq)])
 
 
 def _in_order(parts: Sequence[Closure]) -> Closure:
@@ -71,7 +71,7 @@ class _Branch:
         yes = _active(frame, taken)
         no = _active(frame, ~taken)
         if self.together and self.otherwise is not None and yes.any() and no.any():
-            return _Parting(frame, [_Side(yes, self.then), _Side(no, self.otherwise)], self.where).run()
+            return _Divergence(frame, [_Side(yes, self.then), _Side(no, self.otherwise)], self.where).run()
         for mask, side in ((yes, self.then), (no, self.otherwise)):
             if side is not None and mask.any():
                 _masked(frame, side, mask)
@@ -113,16 +113,16 @@ class _Side:
     barrier: Wait | None = None
 
 
-class _Parting:
+class _Divergence:
     """Diverging threads: each side becomes a coroutine of its own; they reconverge after the branch.
 
-    Consecutive branches begin `in_turn`: one that ends without waiting has ended before the next begins, as TileLang
+    Consecutive branches begin `ordered`: one that ends without waiting has ended before the next begins, as TileLang
     synchronizes threads between them. One that waits may wait for the next, and orders nothing before it, not even if
     the wait is satisfied already. Before a side with a barrier all earlier ones have ended.
     """
 
-    def __init__(self, frame: Frame, sides: list[_Side], where: Location | None, in_turn: bool = False):
-        self._frame, self._sides, self._in_turn = frame, sides, in_turn
+    def __init__(self, frame: Frame, sides: list[_Side], where: Location | None, ordered: bool = False):
+        self._frame, self._sides, self._ordered = frame, sides, ordered
         self._run, self._scheduler = frame.run, frame.run.scheduler
         self._group = TaskGroup(self._scheduler, "its threads", where)
         self._members: list[Task] = []
@@ -142,12 +142,12 @@ class _Parting:
     def _play(self, number: int, own: Frame) -> None:
         """A side, in its coroutine."""
         side = self._sides[number]
-        if self._in_turn:
+        if self._ordered:
             self._pass_barrier(number)
-            self._await_turn(number)
+            self._await_earlier(number)
         own.leave(side.run(own), side.mask)
         self._frame.join(own)
-        if self._in_turn and not self._scheduler.current.waited:
+        if self._ordered and not self._scheduler.current.waited:
             self._run.publishes(self._group)
         for later in (b for b in self._barriers if b > number):
             self._run.publishes((self._group, later))
@@ -158,16 +158,16 @@ class _Parting:
         barrier = self._sides[last].barrier
         if not last or barrier is None:
             return
-        come = lambda: all(m.ended for m in self._members[:last])  # noqa: E731
-        self._scheduler.block(replace(barrier, ready=come))
+        is_ready = lambda: all(m.ended for m in self._members[:last])  # noqa: E731
+        self._scheduler.block(replace(barrier, ready=is_ready))
         self._scheduler.current.waited = False  # by the program itself
         self._run.acquires((self._group, last))
 
-    def _await_turn(self, number: int) -> None:
+    def _await_earlier(self, number: int) -> None:
         """Wait until each side before this one has ended, or waits itself."""
         before, begun = self._members[:number], self._begun
-        come = lambda: all(m.ended or m.paused or (m in begun and m.wait) for m in before)  # noqa: E731
-        self._scheduler.block(Wait(come, "its turn", quiet=True))
+        is_ready = lambda: all(m.ended or m.paused or (m in begun and m.wait) for m in before)  # noqa: E731
+        self._scheduler.block(Wait(is_ready, "earlier branches", quiet=True))
         begun.add(self._members[number])
         self._run.acquires(self._group)
 
@@ -198,7 +198,7 @@ def _is_role(stmt: ir.Stmt) -> bool:
     return not ir.contains(stmt.condition, lambda n: isinstance(n, ir.BufferLoad))
 
 
-def _side_by_side(compiler: Compiler, statements: list[ir.Stmt]) -> Closure:
+def _concurrent(compiler: Compiler, statements: list[ir.Stmt]) -> Closure:
     """Consecutive branches, each with its own threads: threads that take different ones do not wait for each other."""
     if len(statements) == 1:
         return compiler.stmt(statements[0])
@@ -223,7 +223,7 @@ def _side_by_side(compiler: Compiler, statements: list[ir.Stmt]) -> Closure:
         for group in _groups(masks):
             sides = taken_of(group, masks, frame)
             if len(sides) > 1:
-                _Parting(frame, sides, branches[0].where, in_turn=True).run()
+                _Divergence(frame, sides, branches[0].where, ordered=True).run()
             elif sides:
                 _masked(frame, sides[0].run, sides[0].mask)
         return None
@@ -252,7 +252,7 @@ def _barrier(tile: str, earlier: ir.Stmt, later: ir.Stmt) -> Wait:
     return Wait(
         lambda: True,
         f"the barrier of all threads that TileLang puts before this branch, which shares {tile!r} with {which}",
-        missing=lambda: 'sides of one if/else, and roles of T.Scale("warpgroup"), run side by side: use one of these',
+        missing=lambda: 'sides of one if/else, and roles of T.Scale("warpgroup"), run concurrently: use one of these',
         where=location(later),
     )
 

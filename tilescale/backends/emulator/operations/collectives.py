@@ -124,8 +124,12 @@ def _collective(
     brings: Callable[[Frame], int] | None = None,
     tiles: Sequence[Any] = (),
 ) -> Closure:
-    """A collective on tiles, to which a unit `brings` the first, or all; `compute` plays its rounds. `tiles`: those
-    that it computes with, if they differ from the exchanged ones.
+    """The closure of a collective on tiles.
+
+    Args:
+        compute: executes the rounds of the algorithm.
+        brings: the number of leading tiles that a unit contributes; all by default.
+        tiles: those that it computes with, if they differ from the exchanged ones.
     """
     name, level, where, chosen = made.name, made.level, compiler.where, Chosen(compiler, made)
     arguments = _Tiles(compiler, tiles or made.tiles, brings or (lambda frame: len(made.tiles)))

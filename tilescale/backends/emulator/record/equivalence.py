@@ -232,7 +232,7 @@ class Representatives:
         mine = Representative()
         if key is not None:
             self._known[key] = mine
-        mine.collectives, cache = GridPrograms(self, grid).run(), recorder.cache_of_now()
+        mine.collectives, cache = GridPrograms(self, grid).run(), recorder.current_cache()
         mine.tasks, mine.cache = recorder.launched.tasks, cache and cache.copy()
 
     def _key(self, grid: Grid) -> Hashable:
@@ -243,7 +243,7 @@ class Representatives:
         if not all(v is None or isinstance(v, tuple | int | float | np.generic) for v in values):
             return None
         rank = device.run.number(device.unit) if self.equivalence.by_rank else None
-        cache = self.recorder.cache_of_now()
+        cache = self.recorder.current_cache()
         return grid.shape, values, rank, cache.history if cache is not None else None
 
 

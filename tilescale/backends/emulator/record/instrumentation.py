@@ -39,7 +39,7 @@ class Recording:
         self._persistent: PersistentLoops | None = None
 
     def statement(self, compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
-        return self._persistent_loops(compiler).told(stmt, watched(self.recorder, compiler, stmt, closure))
+        return self._persistent_loops(compiler).instrumented(stmt, watched(self.recorder, compiler, stmt, closure))
 
     def operation(self, compiler: Compiler, call: ir.Call, closure: Closure | None) -> Closure | None:
         name = ir.op_name(call) or ""
@@ -86,7 +86,7 @@ class Recording:
         written = {compiler.root(compiler.slot(b.data)) for b in found.stores}
         computes = compiler.data or bool(written & compiler.flags)
 
-        def tell(frame: Frame, space: tuple[int, ...]) -> bool:
+        def record_nest(frame: Frame, space: tuple[int, ...]) -> bool:
             if not recorder.log.muted:
                 record(frame, space)
             if not computes:
@@ -94,7 +94,7 @@ class Recording:
                     frame.slots[slot].known = False
             return computes
 
-        return tell
+        return record_nest
 
     def representatives(self, compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Representatives | None:
         if compiler.assumptions is not None:
@@ -136,7 +136,7 @@ class PersistentLoops:
         for stmt in iteration.epilogue:
             self.epilogues[stmt] = stmt is iteration.epilogue[0], stmt is iteration.epilogue[-1]
 
-    def told(self, stmt: ir.Stmt, closure: Closure) -> Closure:
+    def instrumented(self, stmt: ir.Stmt, closure: Closure) -> Closure:
         """The closure of a statement, with a report of its role to the recorder."""
         if stmt in self.loops:
             return self._loop(closure)
@@ -181,7 +181,7 @@ def _named_by(found: Operation | None) -> list[ir.Call]:
     return [*signalled(found), *([waits.flag] if waits is not None else [])]
 
 
-class _Places:
+class _FlagAccesses:
     """The flags of the accesses in a statement, where each is a single flag."""
 
     def __init__(self, compiler: Compiler, accesses: list[Any]):
@@ -208,28 +208,28 @@ def _without_own_flags(stmt: ir.Stmt) -> Sequence[Any]:
 
 def watched(recorder: Recorder, compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
     """`closure`, followed by recording: if the statement may have changed flags, by a store or an atomic, all flags are
-    read; if it is a loop that polls some, the values it saw are recorded.
+    read; if it is a loop that polls flags, the last values that it read are recorded.
     """
     if not any(ir.contains(part, lambda node: compiler.reaches_flags(node)) for part in _without_own_flags(stmt)):
         return closure
     where = location(stmt)
     if isinstance(stmt, ir.While):
-        looks = _Places(compiler, ir.instances(stmt, ir.BufferLoad))
+        polled = _FlagAccesses(compiler, ir.instances(stmt, ir.BufferLoad))
 
         def over(frame: Frame) -> Any:
             left = closure(frame)
-            for flag in looks.of(frame):
-                recorder.looked(flag, where)
+            for flag in polled.of(frame):
+                recorder.polled(flag, where)
             return left
 
         return over
     if isinstance(stmt, ir.BufferStore):
-        targets, op = _Places(compiler, [stmt]), "set"
+        targets, op = _FlagAccesses(compiler, [stmt]), "set"
     elif isinstance(stmt, ir.Evaluate):
-        targets = _Places(compiler, ir.instances(stmt, ir.BufferLoad))
+        targets = _FlagAccesses(compiler, ir.instances(stmt, ir.BufferLoad))
         op = "add" if "atomic" in (ir.op_name(stmt.value) or "") else "set"
     elif isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
-        targets, op = _Places(compiler, []), "set"
+        targets, op = _FlagAccesses(compiler, []), "set"
     else:
         return closure
 

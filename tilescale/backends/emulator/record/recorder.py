@@ -189,8 +189,7 @@ class Recorder(Observer[Frame, Home]):
         seconds = self.machine.tensor_level.launch
         log.launch(LaunchStep(places, max(resident // places, 1), group, seconds, f"launch of {count}", where, same))
 
-    # -- programs with equal steps
-    # ---------------------------------------------------------------------------------------
+    # -- programs with equal steps -------------------------------------------------------------------------------------
 
     @property
     def launched(self) -> LaunchStep:
@@ -219,7 +218,7 @@ class Recorder(Observer[Frame, Home]):
         if cache is not None:
             self._caches[self.log.task.row] = cache.copy()
 
-    def cache_of_now(self) -> TileCache | None:
+    def current_cache(self) -> TileCache | None:
         """The content of the cache of the current task's tensor-owning unit."""
         return self._caches.get(self.log.task.row)
 
@@ -233,7 +232,7 @@ class Recorder(Observer[Frame, Home]):
 
     def in_cache(self, tile: Hashable, nbytes: int) -> bool:
         """Whether the cache has a tile that the current task, or a program of it, accesses now."""
-        cache = self.cache_of_now()
+        cache = self.current_cache()
         return cache is not None and cache.holds(tile, nbytes)
 
     # -- order ---------------------------------------------------------------------------------------------------------
@@ -292,7 +291,7 @@ class Recorder(Observer[Frame, Home]):
             delay = self._queue.startup if self.log.task.engine == COPY_QUEUE else 0.0
             self.log.step(AcquireStep(place, count, f"wait for {home.name}", home.where, holds, delay))
 
-    def looked(self, element: np.ndarray, where: Location | None) -> None:
+    def polled(self, element: np.ndarray, where: Location | None) -> None:
         """A polling loop of the current task has ended with the value it read from a flag."""
         place = self.flag(element)
         count, seen = self._counts.get(place, 0), self._seen[place]
@@ -350,7 +349,7 @@ class Recorder(Observer[Frame, Home]):
         if layer.level == self.machine.program_level.name:
             return self.rates.on_chip("global", nbytes), nbytes
         demands: dict[Hashable, float] = {}
-        if self.cache_of_now() is not None and layer.cache_bandwidth:
+        if self.current_cache() is not None and layer.cache_bandwidth:
             demands[UnitResource(None, cache_name(layer))] = nbytes / layer.cache_bandwidth
         if log.answers is not None:
             held = next(log.answers)

@@ -44,13 +44,13 @@ def broadcast_to_all(
         return tir.sequence([*_completed(releases), own, *([acquired()] if acquires else [])])
     dtype = str(variable.dtype)
     if dtype not in _C_TYPES:
-        raise stage.unsupported(f"a value of type {dtype} that one thread finds out for all")
+        raise stage.unsupported(f"a broadcast of a value of type {dtype} from one thread to all")
     stage.include("broadcast.cuh")
     place = f"{stage.next_number()}, {_C_TYPES[dtype]}"
-    tell = stage.one_thread(tir.evaluate(tir.extern(f"tilescale::tell<{place}>", value)))
-    told = ir.BufferStore(variable, tir.extern(f"tilescale::told<{place}>", dtype=dtype), list(index))
+    write = stage.one_thread(tir.evaluate(tir.extern(f"tilescale::tell<{place}>", value)))
+    read = ir.BufferStore(variable, tir.extern(f"tilescale::told<{place}>", dtype=dtype), list(index))
     barrier = acquired(sync()) if acquires else sync()
-    return tir.sequence([*_completed(releases), sync(), tell, barrier, told])
+    return tir.sequence([*_completed(releases), sync(), write, barrier, read])
 
 
 def _completed(releases: bool) -> list[ir.Stmt]:

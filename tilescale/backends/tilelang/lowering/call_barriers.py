@@ -90,8 +90,8 @@ def _has_collective_of_host(part: Part) -> bool:
         made = None if isinstance(part.stmt, ir.Bind) else operation(part.call)
         if not isinstance(made, Collective):
             return False
-        ways = ON_TENSORS.get((made.name, part.impl), ())  # none for one on the copy queue
-        return not any(way.by_kernel for way in ways)
+        implementations = ON_TENSORS.get((made.name, part.impl), ())  # none for one on the copy queue
+        return not any(each.by_kernel for each in implementations)
     if isinstance(part, DevicePhase | GridPhase):
         return False
     return any(map(_has_collective_of_host, [part.body] if isinstance(part, Launch) else part.parts))

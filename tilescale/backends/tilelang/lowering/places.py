@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Collision of two stores in an element, where their indices are arithmetic that no prover separates.
+"""Whether two stores write the same element, where no prover separates their indices.
 
 Why: persistent loops derive tiles from swizzled indices, and no prover can handle the quotients and remainders that
 keep the tiles of two iterations disjoint. So indices are evaluated for a random sample of iterations: a collision
@@ -18,7 +18,7 @@ from tilescale.program.effects import Access
 from tilescale.program.extents import evaluate
 from tilescale.program.regions import BoundVariables
 
-_TURNS = 64
+_ITERATIONS = 64
 """Iterations of a loop that values are drawn from: rings of slots repeat sooner."""
 
 _SAMPLES = 192
@@ -36,7 +36,7 @@ def collide(
     if any(pair is None or not all(map(ir.is_pure, pair)) for box in sides for pair in box):
         return True
     boxes = list(zip(*sides, strict=True))
-    ranges = {**around, **_turns(inside_a), **_turns(inside_b)}
+    ranges = {**around, **_enclosing_loops(inside_a), **_enclosing_loops(inside_b)}
     used = {v for box in sides for pair in box for bound in pair for v in ir.variables(bound)}
     fixed = dict.fromkeys(map(one, used - ranges.keys()), _SIZE)
     draw = random.Random(0)
@@ -55,7 +55,7 @@ def _box(access: Access, inside: BoundVariables) -> list[Any]:
     return list(BoundVariables(own, inside.values, inside.names, inside.steady).bounds(access))
 
 
-def _turns(inside: BoundVariables) -> dict[ir.Var, tuple[Any, Any]]:
+def _enclosing_loops(inside: BoundVariables) -> dict[ir.Var, tuple[Any, Any]]:
     return {var: over for var, over in inside.ranges.items() if var not in inside.names}
 
 
@@ -68,7 +68,7 @@ def _drawn(
         first, count = evaluate(begin, values) or 0, evaluate(extent, values)
         if count is not None and count < 1:
             return None
-        values[one(var)] = first + draw.randrange(_TURNS if count is None else min(count, _TURNS))
+        values[one(var)] = first + draw.randrange(_ITERATIONS if count is None else min(count, _ITERATIONS))
     return values
 
 

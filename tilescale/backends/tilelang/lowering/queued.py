@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Asynchronous operations for a device's copy queue, and the reasons against the others.
+"""The asynchronous operations for a device's copy queue, and the reasons against the others.
 
 Why: a queue moves bytes and *stores* numbers into flags, it cannot add to them (CUDA 13 has no stream operation for
 additions, and a kernel may find no free SM next to a grid that waits for it). The host knows a sum if the flag was zero
@@ -63,7 +63,7 @@ class QueuedOperations:
         """The reason why a copy with a signal is not for the queue."""
         source, target = (ir.region_parts(r)[0] for r in (copy.source, copy.target))
         if source.dtype != target.dtype:
-            return f"a copy engine converts nothing, here {source.dtype} to {target.dtype}"
+            return f"a copy engine does not convert {source.dtype} to {target.dtype}"
         apart = self._against_messages(copy.level, copy.impl)
         if apart is not None:
             return apart
@@ -77,7 +77,7 @@ class QueuedOperations:
         flags = [ir.region_parts(f)[0] for f in (copy.signal, *([copy.after.flag] if copy.after else []))]
         wrong = [f for f in flags if str(f.dtype) not in FLAG_TYPES]
         if wrong:
-            return f"a stream writes no flags of {wrong[0].dtype}"
+            return f"stream memory operations do not support flags of {wrong[0].dtype}"
         return None if copy.op == "set" else self._against_sums(flags[0])
 
     def against_collective(self, made: Collective) -> str | None:
@@ -93,7 +93,7 @@ class QueuedOperations:
             return f"{asked} is started by programs"
         flags = ir.region_parts(made.flags)[0]
         if str(flags.dtype) not in FLAG_TYPES:
-            return f"a stream writes no flags of {flags.dtype}"
+            return f"stream memory operations do not support flags of {flags.dtype}"
         return self._against_sums(flags)
 
     def _against_messages(self, level: str, impl: str | None) -> str | None:
@@ -124,8 +124,7 @@ class QueuedOperations:
         return None
 
 
-# -- senders of flags
-# ---------------------------------------------------------------------------------------------------
+# -- senders of flags --------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -30,7 +30,7 @@ from tilescale.backends.tilelang.lowering.groups import stage as groups
 from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
 from tilescale.backends.tilelang.lowering.phase import Phase
 from tilescale.backends.tilelang.lowering.role_graph import ring_loads, split
-from tilescale.backends.tilelang.lowering.role_graph.role_assignment import without_single_turns
+from tilescale.backends.tilelang.lowering.role_graph.role_assignment import without_single_trips
 from tilescale.backends.tilelang.lowering.role_graph.stage import lower as in_roles
 from tilescale.backends.tilelang.lowering.statements import is_of_unit
 from tilescale.backends.tilelang.lowering.workspace_slots import in_turns, window
@@ -48,7 +48,7 @@ def lower(phase: Phase, rendezvous: CallBarriers | None) -> LoweredKernel:
 
 def begun(phase: Phase) -> Phase:
     """A phase for the first stage: with numbers of units filled in, without single-trip loops."""
-    made = replace(phase, stmt=without_single_turns(phase.sized(phase.stmt), phase.launch))
+    made = replace(phase, stmt=without_single_trips(phase.sized(phase.stmt), phase.launch))
     made = with_loaded_extents(polling.bounded(replace(made, stmt=shortened(made))))
     made = replace(made, ordered=made.ordered or ir.contains(made.stmt, is_of_unit))
     return replace(made, window=window(made))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Lowering of what the programs of a cluster do together: copies, barriers and collectives through shared memory.
+"""Lowering of copies, barriers and collectives between the programs of a cluster, through shared memory.
 
 Before: an operation of the program level in a launch with clusters. After: loads and stores of peers' shared memory
 between barriers of the cluster. A collective begins with a barrier, after which all sources are there, and ends with
-one, after which they may change. Tiles in registers are laid down in shared memory first.
+one, after which they may change. Tiles in registers are staged in shared memory first.
 """
 
 from __future__ import annotations

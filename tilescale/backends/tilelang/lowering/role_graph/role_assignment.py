@@ -72,8 +72,8 @@ def assign(phase: Phase, has_epilogue_role: bool = True) -> RolePhase:
     return replace(roles, elects=elects, tiles=(*roles.tiles, *rings), graph=graph)
 
 
-def without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
-    """A phase without the loops around pipelined ones, or copies to peers, that every program goes through once."""
+def without_single_trips(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
+    """A phase without the loops around pipelined ones, or copies to peers, that every program executes once."""
     ranges = {var: (0, n) for var, n in zip(launch.programs, launch.grid, strict=True) if ir.constant(n) is not None}
 
     def leave(node: ir.Node) -> Any:
@@ -228,8 +228,8 @@ class _LoopPath:
 
     def _gated(self) -> ir.Stmt:
         loop, body = self.loop, tir.sequence([*self.gates, *self.body])
-        turns = loop.extent if self.around is not None else self._turns(loop.extent)
-        return tir.relooped(loop, extent=turns, body=body)
+        trips = loop.extent if self.around is not None else self._trip_count(loop.extent)
+        return tir.relooped(loop, extent=trips, body=body)
 
     # -- around it ---------------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class _LoopPath:
         rest = [tir.at(ir.IfThenElse(taken, arm, None), stmt) for taken, arm in arms if not tir.is_nothing(arm)]
         return tir.sequence([*before, inner, *rest])
 
-    def _turns(self, extent: ir.PrimExpr) -> ir.PrimExpr:
+    def _trip_count(self, extent: ir.PrimExpr) -> ir.PrimExpr:
         """Trip count of the outermost loop: 0 in blocks that take the other branch."""
         if self.taken is None:
             return extent
@@ -275,8 +275,8 @@ class _LoopPath:
         is_outermost = self.around is None
         self.around = self.around or stmt
         body = self._statement(stmt.body)
-        turns = self._turns(stmt.extent) if is_outermost else stmt.extent
-        made = tir.relooped(stmt, extent=turns, body=body, annotations={})
+        trips = self._trip_count(stmt.extent) if is_outermost else stmt.extent
+        made = tir.relooped(stmt, extent=trips, body=body, annotations={})
         self.around = made
         return tir.sequence([made, flush()]) if is_outermost and self.left.is_open else made
 
@@ -294,8 +294,8 @@ class _LoopPath:
         is_loop = stmts[at].same_as(self.loop)
         for stmt in before:
             # TileLang would set again in each iteration what a branch sets before an enclosing loop.
-            is_of_turn = is_loop and (is_fill(stmt) or self.around is not None and self._is_early(stmt))
-            if not (is_wait(stmt) or is_scalar(stmt) or is_setting(stmt) or is_of_turn):
+            is_of_iteration = is_loop and (is_fill(stmt) or self.around is not None and self._is_early(stmt))
+            if not (is_wait(stmt) or is_scalar(stmt) or is_setting(stmt) or is_of_iteration):
                 where = location(stmt)
                 place = f" (line {where.line})" if where is not None else ""
                 raise Declined(f"more than waits, scalars and fills stands before it{place}")
