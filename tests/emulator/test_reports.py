@@ -11,6 +11,8 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.support import blank, values
+from tilescale.backends.emulator.execute.programs import ProgramInstance
+from tilescale.timing.live import RunningTask
 
 
 def copy_program(blocks, tile):
@@ -104,6 +106,19 @@ def test_programs_that_ended_keep_no_tiles():
     tracemalloc.stop()
     assert torch.equal(args[1], args[0])
     assert peak < 300 * tile * 4 * 1.2  # 264 resident
+
+
+def test_programs_and_tasks_that_ended_are_no_cyclic_garbage():
+    """The collector would look at them again and again, and records that they refer to would stay until then."""
+    program = copy_program(20, 64)
+    gc.collect()
+    gc.disable()
+    try:
+        assert tilescale.emulate(program, [torch.ones(20, 64), torch.empty(20, 64)], check="none").time_us > 0
+        left = [x for x in gc.get_objects() if type(x) in (ProgramInstance, RunningTask)]
+        assert len(left) <= 1  # the program that represents all
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("show", [True, False])

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from tilescale.timing.sharing import Action
 from tilescale.timing.steps import AcquireStep, PublishStep, RecordedTask
 
 
@@ -15,9 +15,9 @@ class RunningTask:
     Attributes:
         row, unit: number of the tensor-owning unit that it belongs to, and its readable name.
         place: row and number of the program unit on which it runs, None for phases of a tensor-owning unit.
-        scope: the task whose places its steps name by number.
+        scope: identity of the tasks whose places its steps name by number.
         engine: what its spans are shown on.
-        ended: called at its end.
+        ended: called with it at its end. It holds no reference to itself: a record is freed with its last user.
         last: the span that it last depended on, as a position.
         visible_s: when all that it did is visible to others.
     """
@@ -28,11 +28,16 @@ class RunningTask:
     )  # fmt: skip
 
     def __init__(
-        self, task: RecordedTask, parent: RunningTask | None, place: tuple[int, int] | None, engine: str, ended: Action
+        self,
+        task: RecordedTask,
+        parent: RunningTask | None,
+        place: tuple[int, int] | None,
+        engine: str,
+        ended: Callable[[RunningTask], None],
     ):
         self.task, self.place, self.engine, self.ended = task, place, engine, ended
         self.row, self.unit = task.row, task.unit
-        self.scope: RunningTask = self
+        self.scope = object()
         self.last: int | None = None
         if parent is not None:
             self.row, self.scope, self.last = parent.row, parent.scope, parent.last

@@ -71,9 +71,7 @@ class Simulation:
             self._units = len(tasks)
         with no_cyclic_collection():
             for task in (*(tasks if self._units == 1 else tasks[:1]), *engines):
-                live = RunningTask(task, None, None, task.engine or self.level, lambda: None)
-                live.ended = partial(self.land, live, lambda: None)
-                self._begin(live)
+                self._begin(RunningTask(task, None, None, task.engine or self.level, self._land_alone))
             self.events.run()
         if self._running:
             raise RuntimeError(f"the simulation stopped with {self._running} tasks that wait")
@@ -103,7 +101,7 @@ class Simulation:
             return
         self._running -= 1
         self._end_s = max(self._end_s, live.visible_s)
-        live.ended()
+        live.ended(live)
 
     def _span(
         self, live: RunningTask, name: str, kind: str, begin: float, where: Location | None, cause: int | None
@@ -227,6 +225,9 @@ class Simulation:
             then()
 
         self.events.at(max(begin, live.visible_s), landed)
+
+    def _land_alone(self, live: RunningTask) -> None:
+        self.land(live, lambda: None)
 
     # -- flags and barriers --------------------------------------------------------------------------------------------
 
@@ -366,9 +367,7 @@ class Simulation:
                 self.go_on(live)
 
         for number, task in enumerate(step.tasks):
-            child = RunningTask(task, live, live.place, f"{live.engine}/{number}", lambda: None)
-            child.ended = partial(ended, child)
-            self._begin(child)
+            self._begin(RunningTask(task, live, live.place, f"{live.engine}/{number}", ended))
         return False
 
     def start(
@@ -381,9 +380,9 @@ class Simulation:
         alone: bool,
     ) -> None:
         """Start a program that a task launched; it is `alone` if all places that it names are its own."""
-        child = RunningTask(task, parent, (parent.row, place), engine, lambda: ended(child))
+        child = RunningTask(task, parent, (parent.row, place), engine, ended)
         if alone:
-            child.scope = child
+            child.scope = object()
         self._begin(child)
 
     def _launch(self, live: RunningTask, step: LaunchStep) -> bool:

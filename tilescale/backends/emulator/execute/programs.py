@@ -97,12 +97,14 @@ class Cluster:
         run_together(frame, body, sides, where)
 
     def release(self) -> None:
-        """Release the programs' on-chip memory."""
+        """Release the programs' on-chip memory, and the references of the cluster and its programs to each other."""
         for program in self.programs:
             if program.unit is not program.grid.device.unit:
                 program.unit.storage.clear()
                 program.unit.children.clear()
                 program.frame.slots.clear()
+            del program.frame
+        self.programs.clear()
 
 
 class ProgramInstance:
