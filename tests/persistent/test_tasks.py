@@ -47,6 +47,20 @@ def ran(func: Any, shapes: list[tuple[int, ...]], devices: int, machine: Machine
     return args[0]
 
 
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_gather", "all_to_all"])
+def test_collectives_of_one_device(collective: str, small: Machine):
+    @T.prim_func
+    def program(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((64, 32), "float32"), Z: T.Tensor((64, 32), "float32")):
+        with T.Kernel(device=1, block=8, threads=64) as row:
+            for i, j in T.Parallel(8, 32):
+                Y[row * 8 + i, j] = X[row * 8 + i, j] * 2
+            with T.Scale("device"):
+                getattr(T, collective)(Y, Z)
+
+    x, _, z = ran(persistent(program, small)[0], [(64, 32)] * 2, 1, small)
+    assert z.equal(2 * x)
+
+
 def test_tasks_wait_for_the_chunks_that_they_read(small: Machine):
     fused, tasks = persistent(halves, small)
     (need,) = tasks.needs

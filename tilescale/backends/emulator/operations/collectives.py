@@ -221,10 +221,11 @@ def _allreduce_norm(compiler: Compiler, made: Collective, norm: Norm) -> Closure
 def _of_tiles(
     compiler: Compiler, made: Collective, play: Callable[[RoundSchedule, list[np.ndarray]], Sequence[np.ndarray]]
 ) -> Closure:
-    """A collective to which each unit brings a tile, and that gives each one another."""
+    """A collective that takes a tile of each unit, and stores the result in its last one: the same if in place."""
+    last = len(made.tiles) - 1
 
     def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
-        return [{1: result} for result in play(plan, [tile for tile, *_ in values])]
+        return [{last: result} for result in play(plan, [tile for tile, *_ in values])]
 
     return _collective(compiler, made, compute, lambda frame: 1)
 
