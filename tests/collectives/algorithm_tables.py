@@ -56,8 +56,6 @@ def _needs(record: Algorithm, operation: str) -> list[str]:
         needs.append("a mechanism that the host starts")
     if combines and not record.in_order:
         needs.append("no need of the emulator's bits")
-    if not record.deterministic:
-        needs.append("no need of the same bits in every run")
     return needs
 
 

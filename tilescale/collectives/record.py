@@ -47,7 +47,6 @@ class Algorithm:
         schedules: operation -> its rounds, for units numbered row-major in a shape, the innermost groups last.
         forms: kinds of collective that it supports, of `FORMS`.
         segmented: operations of which segments of the tensor follow one another; their schedules take how many.
-        deterministic: whether a sum has the same bits in every run.
         in_order: whether sums are added in the order of its rounds on every back end, so that GPUs get the bits of the
             emulator. A library adds in another order.
         keeps_nan: whether a NaN of any unit stays in a maximum and a minimum. For floats an algorithm that drops NaNs
@@ -68,7 +67,6 @@ class Algorithm:
     schedules: Mapping[str, Callable[..., RoundSchedule]]
     forms: Iterable[str]
     segmented: frozenset[str] = frozenset()
-    deterministic: bool = True
     in_order: bool = True
     keeps_nan: bool = True
     power_of_two: bool = False

@@ -77,7 +77,7 @@ class Run:
         self.listeners = (*observers, recorder) if recorder is not None else observers
         self.scheduler = Scheduler(self.listeners) if seed is None else Interleaved(self.listeners, seed)
         if recorder is not None:
-            recorder.watches(lambda: self.scheduler.current, self.number)
+            recorder.watches(lambda: self.scheduler.current)
         self.rendezvous: dict[Any, Any] = {}
         self.activity: list[Activity] = []
         # By tensor and line, the tile operations that were wholly out of bounds.

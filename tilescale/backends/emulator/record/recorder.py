@@ -98,9 +98,9 @@ class Recorder(Observer[Frame, Home]):
                 root = self._roots[queue.task.row]
                 root.step(AcquireStep(place, 1, "fork and join", None, delay_s=seconds, idle=True))
 
-    def watches(self, current: Callable[[], Task], row_of: Callable[[Any], int]) -> None:
-        """Set callbacks: the acting task, and the number of the tensor-owning unit around a unit."""
-        self.current, self.row_of = current, row_of
+    def watches(self, current: Callable[[], Task]) -> None:
+        """Set a callback: the acting task."""
+        self.current = current
 
     @property
     def log(self) -> TaskLog | ClusterLog:
