@@ -21,6 +21,7 @@ from tilescale.backends.cuda.running.recording import recorded_memory
 from tilescale.backends.cuda.running.repeated import TRIED, RecordedCalls
 from tilescale.comm import world
 from tilescale.errors import WaitTimeoutError
+from tilescale.ops.call_form import call_form
 from tilescale.ops.plain_calls import plain_calls_repeat
 
 ENOUGH = TRIED[2] + 1
@@ -51,7 +52,14 @@ class Counted:
         return self.after(tile, *others)
 
     def __call__(self, x: torch.Tensor, *others: Any) -> Any:
-        return self.repeated((x, *others), [x])
+        return called(self.repeated, x, *others)
+
+
+def called(function: RecordedCalls, *given: Any) -> Any:
+    tensors: list[torch.Tensor] = []
+    form = call_form(given, tensors)
+    assert form is not None
+    return function(form, given, tensors)
 
 
 def drawn() -> torch.Tensor:
@@ -120,11 +128,11 @@ def test_a_graph_of_the_caller_holds_each_operation_once(device: Device, before:
             return func(*args, **kwargs or {})
 
     for _ in range(before):
-        function([x := drawn()], [x])
+        called(function, drawn())
     device.capturing = True
     with Counting():
         for _ in range(4 * ENOUGH):
-            function([x := drawn()], [x])
+            called(function, drawn())
     assert products == 4 * ENOUGH
 
 
@@ -133,9 +141,9 @@ def test_other_forms_and_other_arguments_are_told_apart(device: Device):
     function = RecordedCalls(lambda x, numbers: seen.append(numbers) or x + sum(numbers))
     for numbers in ([1, 2], [3, 4]):
         for _ in range(ENOUGH):
-            assert function((x := drawn(), numbers), [x]).equal(x + sum(numbers))
+            assert called(function, x := drawn(), numbers).equal(x + sum(numbers))
     x = torch.randn(5)
-    assert function((x, [1, 2]), [x]).equal(x + 3)
+    assert called(function, x, [1, 2]).equal(x + 3)
     assert [3, 4] in seen and seen[-1] == [1, 2]
 
 
@@ -261,7 +269,7 @@ def test_tensors_that_lie_behind_one_another_are_a_form_of_their_own(device: Dev
     for number in range(4 * ENOUGH):
         memory = drawn_rows(192)
         x, y = memory[:64], memory[64:128] if number % 2 else memory[128:]
-        assert torch.equal(function((x, y), [x, y]), torch.cat([x, y]))
+        assert torch.equal(called(function, x, y), torch.cat([x, y]))
     assert {True, False} == set(taken)
 
 
@@ -270,13 +278,13 @@ def test_a_tensor_in_two_places_is_one(device: Device):
     function = Counted(device, lambda tile, other: (tile, other))
     for _ in range(ENOUGH):
         x, y = drawn(), drawn()
-        function.repeated((x, x), [x, x])
-        function.repeated((x, y), [x, y])
+        called(function.repeated, x, x)
+        called(function.repeated, x, y)
     before = function.calls
     for _ in range(6):
         x, y = drawn(), drawn()
         for other in (x, y):
-            made, same = function.repeated((x, other), [x, other])
+            made, same = called(function.repeated, x, other)
             assert same.data_ptr() == other.data_ptr() != made.data_ptr()
             assert torch.equal(function.room, x)
     assert function.calls <= before + 3, "not called again, except for adjacent tensors"
@@ -295,7 +303,7 @@ def test_symmetric_tensors_of_the_caller_stay_where_they_are(device: Device):
 
     function, x = RecordedCalls(call), device.heap.zeros((64, 64), torch.float32)
     for _ in range(ENOUGH):
-        function((x,), [x])
+        called(function, x)
     assert calls == ENOUGH
 
 

@@ -16,11 +16,8 @@ from tilescale.comm import World
 class RepeatedCalls(Protocol):
     """A function of tensors among other arguments whose calls are recorded, then replayed."""
 
-    def __call__(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """Call it; `tensors` are those among the arguments, and in lists, tuples and dictionaries there."""
-
-    def of_form(self, form: tuple[Any, ...], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """Call it, while nothing is recorded; `form` are the arguments but for their tensors."""
+    def __call__(self, form: tuple[Any, ...], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """Call it; `tensors` are those among the arguments, `form` are the arguments but for these."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ padding.py                          N and K of any number
 dtensors.py                         DTensors in and out
 operator.py                         what an operator of torch.library is, at the cost of its function
 plain_calls.py                      calls of public functions that repeat, recorded
+call_form.py                        arguments of a call but for their tensors
 products.py persistent.py layout.py row_exchange.py softmax.py sequence_parts.py    what programs share
 float8.py rounding.py               how products round bfloat16 to float8, forward and backward
 strategy.py                         whether a product is overlapped

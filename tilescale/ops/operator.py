@@ -18,10 +18,8 @@ import torch
 
 from tilescale.backends import device_services
 from tilescale.hda.current import current_machine, use_machine
+from tilescale.ops.call_form import PLAIN, call_form
 from tilescale.ops.dtensors import DTensorPlacement, is_dtensor, with_own_storage
-
-PLAIN = {torch.Tensor, torch.nn.Parameter}
-"""Classes of plain tensors."""
 
 _Call = Callable[[Sequence[Any]], Any]
 """Calls an operator, or its function, with all arguments."""
@@ -94,24 +92,38 @@ class Operator:
         is a DTensor with the same placement."""
         if self.is_seen:
             return self._dispatched(*map(_shard, given))
+        tensors: list[torch.Tensor] = []
+        form = call_form(given, tensors)
+        if form is not None:
+            return self._called_plainly(form, given, tensors)
         tensors = _tensors(given)
         special = [x for x in tensors if x.__class__ not in PLAIN]
         if any([x.is_meta for x in tensors]) or not all(map(is_dtensor, special)):
             return self._dispatched(*given)
         if differentiates(tensors):
             return self._differentiated(given, tensors, self._called)
-        return self._called(list(map(_shard, given))) if special else self._repeated(given, tensors)
+        return self._called(list(map(_shard, given)))
 
     def _called_by_dispatcher(self, *given: Any) -> Any:
         """Entry for PyTorch's dispatcher: skips the layers below autograd if no mode or tracer is active."""
+        tensors: list[torch.Tensor] = []
+        form = None if somebody_looks() else call_form(given, tensors)
+        if form is not None:
+            return self._called_plainly(form, given, tensors)
         tensors = _tensors(given)
-        is_plain = not somebody_looks() and all([x.__class__ in PLAIN and not x.is_meta for x in tensors])
         if differentiates(tensors):
-            return self._differentiated(given, tensors, self._called if is_plain else self._called_below_autograd)
-        return self._repeated(given, tensors) if is_plain else self._called_below_autograd(list(map(_shard, given)))
+            return self._differentiated(given, tensors, self._called_below_autograd)
+        return self._called_below_autograd(list(map(_shard, given)))
+
+    def _called_plainly(self, form: tuple[Any, ...], given: Sequence[Any], tensors: list[torch.Tensor]) -> Any:
+        if differentiates(tensors):
+            return self._differentiated(given, tensors, lambda given: self._repeated(form, given, tensors))
+        return self._repeated(form, given, tensors)
 
     def _called(self, given: Sequence[Any]) -> Any:
-        return self._repeated(given, _tensors(given))
+        tensors: list[torch.Tensor] = []
+        form = call_form(given, tensors)
+        return self.function(*given) if form is None else self._repeated(form, given, tensors)
 
     def _called_below_autograd(self, given: Sequence[Any]) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -134,12 +146,10 @@ class Operator:
         if self._setup is None:
             raise RuntimeError(f"tilescale::{self.name} has no backward")
         kept = tuple([(name, x) for name, x in ctx.__dict__.items() if name not in _OURS])
-        given = kept, list(ctx.saved_tensors), list(grads)
-        tensors = [x for x in (*given[1], *grads) if x is not None]
-        is_plain = all([x.__class__ in PLAIN for x in tensors]) and not _tensors([x for _, x in kept])
-        is_plain = is_plain and not torch.is_grad_enabled()
+        given, tensors = (kept, list(ctx.saved_tensors), list(grads)), list[torch.Tensor]()
+        form = None if torch.is_grad_enabled() else call_form(given, tensors)
         with _MACHINE_STAYS if ctx.machine is current_machine() else use_machine(ctx.machine):
-            found = self._repeated_backward(given, tensors) if is_plain else self._gradients(*given)
+            found = self._gradients(*given) if form is None else self._repeated_backward(form, given, tensors)
         found = found if isinstance(found, tuple) else (found,)
         return *found, *[None] * (len(self._arguments) - len(found))
 
@@ -188,17 +198,21 @@ class _AutogradStep(torch.autograd.Function):
     def forward(  # noqa: D102
         ctx: Any, operator: Operator, call: _Call, given: Sequence[Any], *tensors: torch.Tensor
     ) -> Any:
-        ctx.operator, ctx.counts = operator, list(map(_count, given))
-        ctx.lies = [None if x.__class__ in PLAIN or not is_dtensor(x) else DTensorPlacement.of(x) for x in tensors]
-        return operator.differentiated(ctx, call, [_shard(x) for x in given] if any(ctx.lies) else given)
+        ctx.operator, ctx.counts, ctx.lies = operator, list(map(_count, given)), None
+        if not all([x.__class__ in PLAIN for x in tensors]):
+            ctx.lies = [DTensorPlacement.of(x) if is_dtensor(x) else None for x in tensors]
+            given = [_shard(x) for x in given]
+        return operator.differentiated(ctx, call, given)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:  # noqa: D102
         found: list[Any] = []
         for count, grad in zip(ctx.counts, ctx.operator.gradients(ctx, grads), strict=True):
             found += grad if grad.__class__ is list else [grad] * count
-        pairs = zip(found, ctx.lies, strict=True)
-        return None, None, None, *(x if lies is None else lies.made_of(with_own_storage(x)) for x, lies in pairs)
+        if ctx.lies is not None:
+            pairs = zip(found, ctx.lies, strict=True)
+            found = [x if lies is None else lies.made_of(with_own_storage(x)) for x, lies in pairs]
+        return None, None, None, *found
 
 
 _apply = super(torch.autograd.Function, _AutogradStep).apply

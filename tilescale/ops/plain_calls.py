@@ -14,12 +14,10 @@ import torch
 from torch.compiler import is_compiling
 
 from tilescale.backends import device_services
-from tilescale.ops.operator import PLAIN, differentiates, nobody_looks
+from tilescale.ops.call_form import call_form
+from tilescale.ops.operator import differentiates, nobody_looks
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_TENSOR = object()
-"""A tensor's place in a form."""
 
 
 def plain_calls_repeat(function: F) -> F:
@@ -35,30 +33,9 @@ def plain_calls_repeat(function: F) -> F:
         if is_compiling() or not nobody_looks():
             return function(*args, **options)
         tensors: list[torch.Tensor] = []
-        form = _form((*args, *options.values()), tensors)
+        form = call_form((*args, *options.values()), tensors)
         if form is None or differentiates(tensors):
             return function(*args, **options)
-        return repeated.of_form((*options, form), (args, options), tensors)
+        return repeated((*options, form), (args, options), tensors)
 
     return call  # type: ignore[return-value]
-
-
-def _form(given: Any, found: list[torch.Tensor]) -> tuple[Any, ...] | None:
-    """Arguments but for their plain tensors, also those in lists, which are found in order; None if a tensor does not
-    own its data."""
-    form: list[Any] = []
-    for x in given:
-        kind = x.__class__
-        if kind in PLAIN:
-            found.append(x)
-            form.append(_TENSOR)
-        elif kind is list or kind is tuple:
-            inner = _form(x, found)
-            if inner is None:
-                return None
-            form.append((kind, inner))
-        elif isinstance(x, torch.Tensor):
-            return None
-        else:
-            form.append(x if kind is str else (kind, x))
-    return tuple(form)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -71,6 +72,11 @@ class RecordedView(NamedTuple):
     number: int
     form: tuple[torch.dtype, Sequence[int], Sequence[int], int] | None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the tensor itself."""
+        return self.form is None
+
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The tensor."""
         base = tensors[self.number]
@@ -79,8 +85,7 @@ class RecordedView(NamedTuple):
         dtype, shape, stride, offset = self.form
         if base.dtype is not dtype:
             base = base.view(-1).view(dtype)
-        # A result may be changed in place: autograd does not allow changes of a view.
-        return base.as_strided(shape, stride, base.storage_offset() + offset).data
+        return base.as_strided(shape, stride, base.storage_offset() + offset)
 
 
 class _Allocation(NamedTuple):
@@ -255,9 +260,8 @@ class Recording(TorchDispatchMode):
             return None
         (order,), guards = {caller.order for caller in self._callers}, {caller.guard for caller in self._callers}
         bounded = [guard for guard in guards if guard is not None]
-        only = results.number if isinstance(results, RecordedView) and results.form is None else None
         state = bounded, order, nccl.generation(), init().one_call
-        return Recorded(self._rounds(), self._later, results, only, *state)
+        return Recorded(self._rounds(), self._later, _reader(results), *state)
 
     def _rounds(self) -> list[tuple[list[Allocate], ReplayRecord | _Computation | None]]:
         """The steps, each with the allocations before it."""
@@ -307,15 +311,13 @@ class Recorded:
     Attributes:
         rounds: allocations, and a step after them: launches, or an operation of PyTorch's.
         later: the launches after the first step, which alone may find that tensors are unknown.
-        results: the results among the tensors.
-        only: the number of the tensor that is the result, if it is that alone.
+        results: returns the results, given all tensors.
         one_call: held during a call.
     """
 
     rounds: Sequence[tuple[Sequence[Allocate], ReplayRecord | _Computation | None]]
     later: Sequence[ReplayRecord]
-    results: Any
-    only: int | None
+    results: Callable[[list[torch.Tensor]], Any]
     guards: Sequence[WaitGuard]
     order: StreamOrder
     generation: int
@@ -353,7 +355,7 @@ class Recorded:
             finally:
                 if order.records:
                     order.end()
-        return tensors[self.only] if self.only is not None else _filled(self.results, tensors)
+        return self.results(tensors)
 
     def _refused(self, status: int) -> None:
         """Return for unknown tensors, else raise DeviceError: this rank's part of the call is incomplete."""
@@ -371,6 +373,21 @@ def _filled(template: Any, tensors: Sequence[torch.Tensor]) -> Any:
     if kind is tuple or kind is list:
         return kind([_filled(x, tensors) for x in template])
     return {name: _filled(x, tensors) for name, x in template.items()} if kind is dict else template
+
+
+def _reader(template: Any) -> Callable[[list[torch.Tensor]], Any]:
+    """A function that returns a call's results, in lists and tuples or not, given all tensors of the call."""
+    kind = template.__class__
+    if kind is RecordedView:
+        # A result may be changed in place: autograd does not allow changes of a view.
+        return itemgetter(template.number) if template.is_whole else lambda tensors: template.of(tensors).data
+    if kind is not list and kind is not tuple:
+        return lambda _: template
+    if len(template) > 1 and all(x.__class__ is RecordedView and x.is_whole for x in template):
+        whole = itemgetter(*[x.number for x in template])
+        return whole if kind is tuple else lambda tensors: list(whole(tensors))
+    each = list(map(_reader, template))
+    return lambda tensors: kind([read(tensors) for read in each])
 
 
 def _span(x: torch.Tensor) -> tuple[int, int]:

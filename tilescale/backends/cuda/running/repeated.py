@@ -49,6 +49,9 @@ class _CallForm:
         return made
 
 
+_is_negative, _is_conjugate = torch.Tensor.is_neg, torch.Tensor.is_conj
+
+
 class RecordedCalls:
     """A function of an operator, of plain tensors among other arguments, for which calls of a form are recorded."""
 
@@ -56,17 +59,14 @@ class RecordedCalls:
         self.function = function
         self._tables: dict[Any, tuple[CallForms, list[_CallForm]]] = {}
 
-    def __call__(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        if current_recording() is not None:  # the call is a part of one
+    def __call__(self, form: tuple[Any, ...], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+        if current_recording() is not None or not are_on_gpus(tensors):  # a recording has this call as a part
             return self.function(*given)
-        return self.of_form(tuple([_other(x) for x in given]), given, tensors)
-
-    def of_form(self, form: tuple[Any, ...], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        if not are_on_gpus(tensors) or any([x.is_neg() or x.is_conj() for x in tensors]):
+        if any(map(_is_negative, tensors)) or any(map(_is_conjugate, tensors)):
             return self.function(*given)
         cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         key: tuple[Any, ...] = id(current_machine()), times_shrunk(), recorded_memory.generation, cast, form
-        if len(set(map(id, tensors))) < len(tensors):  # such as a result in place: forms differ by position
+        if 1 < len(tensors) != len(set(map(id, tensors))):  # such as a result in place: forms differ by position
             alone = list({id(x): x for x in tensors}.values())
             key, tensors = (*key, *[next(i for i, y in enumerate(alone) if y is x) for x in tensors]), alone
         try:
@@ -108,17 +108,3 @@ def not_recorded() -> None:
 def recorders() -> int:
     """Number of active PyTorch modes that belong to TileScale."""
     return int(current_recording() is not None)
-
-
-def _other(x: Any) -> Any:
-    """An argument but for its tensors."""
-    kind = x.__class__
-    if kind is list or kind is tuple:
-        return kind, *[_other(each) for each in x]
-    if kind is dict:
-        return tuple([(name, _other(each)) for name, each in x.items()])
-    return TENSOR if issubclass(kind, torch.Tensor) else x if kind is str else (kind, x)
-
-
-TENSOR = object()
-"""A tensor's place in a form."""
