@@ -74,7 +74,7 @@ class Operator:
             given = dict(zip(arguments, inputs, strict=True))
             ctx.save_for_backward(*_tensors([given.pop(name) for name in saved]))
             for name, x in given.items():
-                setattr(ctx, name, (x is not None and x != []) if arguments[name] else x)
+                setattr(ctx, name, x if not arguments[name] else bool(x) if x.__class__ is list else x is not None)
 
         def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             keep_machine(ctx)
@@ -145,17 +145,18 @@ class Operator:
         """The gradients of all arguments: a list for a list. Raises RuntimeError if it has no backward."""
         if self._setup is None:
             raise RuntimeError(f"tilescale::{self.name} has no backward")
-        kept = tuple([(name, x) for name, x in ctx.__dict__.items() if name not in _OURS])
-        given, tensors = (kept, list(ctx.saved_tensors), list(grads)), list[torch.Tensor]()
-        form = None if torch.is_grad_enabled() else call_form(given, tensors)
+        kept = [x for each in ctx.__dict__.items() if each[0] not in _OURS for x in each]
+        saved, tensors = ctx.saved_tensors, list[torch.Tensor]()
+        given = kept, saved, grads
+        form = None if torch.is_grad_enabled() else call_form((len(saved), *saved, *grads, *kept), tensors)
         with _MACHINE_STAYS if ctx.machine is current_machine() else use_machine(ctx.machine):
             found = self._gradients(*given) if form is None else self._repeated_backward(form, given, tensors)
         found = found if isinstance(found, tuple) else (found,)
         return *found, *[None] * (len(self._arguments) - len(found))
 
-    def _gradients(self, kept: Sequence[tuple[str, Any]], saved: Sequence[Any], grads: list[Any]) -> Any:
-        ctx = SimpleNamespace(saved_tensors=saved, **dict(kept))
-        return self._backward(ctx, grads) if self._gives_list else self._backward(ctx, *grads)
+    def _gradients(self, kept: Sequence[Any], saved: Sequence[Any], grads: Sequence[Any]) -> Any:
+        ctx = SimpleNamespace(saved_tensors=saved, **dict(zip(kept[::2], kept[1::2], strict=True)))
+        return self._backward(ctx, list(grads)) if self._gives_list else self._backward(ctx, *grads)
 
 
 _MACHINE_STAYS = nullcontext()
