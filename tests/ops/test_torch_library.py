@@ -230,6 +230,16 @@ def test_a_backward_has_arguments_by_their_names(monkeypatch: pytest.MonkeyPatch
     assert x.grad.tolist() == [5, 5] and seen == [(3, False, True, 3), (1, True, False, 2)]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_lie_as_their_parameters(mesh: DeviceMesh, again: bool):
+    layer = ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 32, bias=False).bfloat16(), mesh)
+    (grad,) = torch.autograd.grad(layer(leaf(4, 16)).pow(2).sum(), layer.weight, create_graph=again)
+    for what in ("shape", "dtype", "placements", "device_mesh"):
+        assert getattr(grad, what) == getattr(layer.weight, what)
+    assert grad.stride() == layer.weight.stride() and grad.requires_grad == again
+    assert grad.to_local().shape == grad.shape and grad.full_tensor().equal(grad.to_local())
+
+
 def test_backward_is_for_the_machine_of_its_forward():
     """Also in a thread of its own, in which PyTorch makes that of GPUs."""
     seen: list[str] = []

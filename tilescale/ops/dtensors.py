@@ -58,17 +58,22 @@ def is_dtensor(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class DTensorPlacement:
-    """Placement of a DTensor, by which a shard becomes another DTensor."""
+    """Placement of a DTensor, by which a shard becomes another DTensor.
+
+    Attributes:
+        spec: PyTorch's record of the other ones and the type, where a DTensor has it.
+    """
 
     mesh: Any
     placements: Any
     shape: Any
     stride: Any
+    spec: Any = None
 
     @classmethod
     def of(cls, x: Any) -> DTensorPlacement:
         """The placement of a DTensor."""
-        return cls(x.device_mesh, x.placements, x.shape, x.stride())
+        return cls(x.device_mesh, x.placements, x.shape, x.stride(), x._spec)
 
     def made_of(self, shard: Any) -> Any:
         """The DTensor with this shard; None of None."""
@@ -76,6 +81,8 @@ class DTensorPlacement:
             return None
         from torch.distributed.tensor import DTensor
 
+        if self.spec is not None and self.spec.tensor_meta.dtype is shard.dtype and not torch.is_grad_enabled():
+            return DTensor(shard, self.spec, requires_grad=False)  # `from_local` makes another spec, in Python
         how = {"run_check": False, "shape": self.shape, "stride": self.stride}
         return DTensor.from_local(shard, self.mesh, self.placements, **how)
 

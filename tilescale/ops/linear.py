@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import SUMS, as_autocast, check_like, check_tensor
-from tilescale.ops.dtensors import DTensorPlacement, brought, is_dtensor, split_over
+from tilescale.ops.dtensors import brought, is_dtensor, split_over
 from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.group import collective, group_name, is_mesh, rank_of, size_of
 from tilescale.ops.layer_products import column_parallel, row_parallel, side_by_side
@@ -211,7 +211,8 @@ class RowParallelLinear(ParallelLinear):
         if self.local_output:
             return made
         own = min(max(tokens - each * rank_of(self.group), 0), each)
-        return split_over(_first(made, own), DTensorPlacement.of(self.weight).mesh, TOKENS, tokens)
+        mesh = self.weight.device_mesh  # type: ignore[attr-defined] # a DTensor
+        return split_over(_first(made, own), mesh, TOKENS, tokens)
 
 
 def check_shard(kind: type[ParallelLinear], linear: nn.Module, group: Any, src_data_rank: int | None) -> None:

@@ -78,22 +78,26 @@ def _sum_gradients(module: nn.Module) -> None:
 
 
 def _sum_gradient(parameter: torch.Tensor) -> None:
-    parameter.grad = summed(parameter.grad)
+    parameter.grad = summed(parameter, parameter.grad)
 
 
 def finished(parameter: torch.Tensor, grad: Any) -> Any:
     """The gradient that a parameter will have; summed over the ranks if our hook sums it after accumulation."""
-    return summed(grad) if _sum_gradient in (parameter._post_accumulate_grad_hooks or {}).values() else grad
+    hooks = parameter._post_accumulate_grad_hooks or {}
+    return summed(parameter, grad) if _sum_gradient in hooks.values() else grad
 
 
-def summed(grad: Any) -> Any:
-    """Sum a partial gradient over the ranks; return any other gradient unchanged. Collective."""
+def summed(parameter: Any, grad: Any) -> Any:
+    """Sum a partial gradient of a parameter over the ranks; return any other gradient unchanged. Collective."""
     if not is_dtensor(grad) or grad.dtype not in SUMS or not all(each.is_partial("sum") for each in grad.placements):
         return grad
     from torch.distributed.tensor import Replicate
 
     whole = operator_of("all_reduce")(grad.to_local(), "sum", group_name(grad.device_mesh))
-    return DTensorPlacement(grad.device_mesh, (Replicate(),), grad.shape, grad.stride()).made_of(whole)
+    lies = DTensorPlacement(grad.device_mesh, (Replicate(),), grad.shape, grad.stride())
+    if is_dtensor(parameter) and (parameter.device_mesh, parameter.placements) == (lies.mesh, lies.placements):
+        lies = DTensorPlacement.of(parameter)
+    return lies.made_of(whole)
 
 
 def _has_whole_tokens(x: Any) -> bool:
