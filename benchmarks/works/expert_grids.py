@@ -20,10 +20,11 @@ def gated_program(size: int, N: int, K: int, dtype: str, keeps: bool, blocks: in
         A: T.Tensor((room, K), dtype),
         B: T.Tensor((experts, 2 * N, K), dtype),
         owners: T.Tensor((room // ALIGN,), "int32"),
+        used: T.Tensor((1,), "int32"),
         H: T.Tensor((room, 2 * N) if keeps else (1, 1), dtype),
         C: T.Tensor((room, N), dtype),
     ):
-        gated_grid(A, B, owners, H, C, size, columns_of(N), keeps, blocks)
+        gated_grid(A, B, owners, used, H, C, size, columns_of(N), keeps, blocks)
 
     return gated_experts
 

@@ -109,8 +109,9 @@ def mixed(
         given[place] = rows
         team, dtype = team_of(""), dtype_of(x)
         made = kernel(expert_grids.gated_program, team, INNER, FEATURES, dtype, False, at_once())
-        made(given, gate_up, owners, rows.new_empty(1, 1), active)
-        kernel(grouped_gemm.program, team, FEATURES, INNER, dtype, True, at_once())(active, down, owners, y)
+        used = tiles.sum(0, keepdim=True, dtype=torch.int32)
+        made(given, gate_up, owners, used, rows.new_empty(1, 1), active)
+        kernel(grouped_gemm.program, team, FEATURES, INNER, dtype, True, at_once())(active, down, owners, used, y)
         return y[place]
 
     return _exchanged(x, chosen, weights, experts)

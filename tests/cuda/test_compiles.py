@@ -86,7 +86,8 @@ def operators() -> list[Any]:
     return [
         moe_tables.tables_program(2, 32, 8, "int64", True),
         moe_tables.returns_program(2, 8),
-        *(expert_grids.works.gated_program(2, n, 512, "bfloat16", n == 16, 132) for n in (16, 768)),
+        expert_grids.works.gated_program(2, 768, 512, "bfloat16", False, 132),
+        expert_programs.layer_program(2, 32, 8, 512, 16, "bfloat16", "int64", True, True, 132),
         expert_programs.layer_gradient_program(2, 32, 8, 512, 16, "bfloat16", 132),
         row_exchange.scatter_program(2, 3584, 8),
         row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),

@@ -9,7 +9,7 @@ import torch
 
 import tilescale
 from tests.ops.expert_grids import gradient_program, works
-from tests.ops.test_experts import close, layout
+from tests.ops.test_experts import close, layout, used_tiles
 from tilescale import ops
 from tilescale.errors import ArgumentError
 from tilescale.ops import expert_programs, moe_tables, row_exchange
@@ -30,7 +30,7 @@ def test_gated_experts_and_their_gradients(counts: list[int], inner: int, featur
         x[part], far[part] = (torch.randn(part.stop - part.start, features).bfloat16() for _ in range(2))
     empty = [torch.full((room, n), torch.nan).bfloat16() for n in (2 * inner, inner)]
     hidden = empty[0] if keeps else torch.zeros(1, 1).bfloat16()
-    given = [x, gate_up, owners, hidden, empty[1]]
+    given = [x, gate_up, owners, used_tiles(counts), hidden, empty[1]]
     per_device = [[t.clone() for t in given] for _ in range(2)]
     tilescale.emulate(works.gated_program(2, inner, features, "bfloat16", keeps, blocks=3), per_device)
 
@@ -38,14 +38,14 @@ def test_gated_experts_and_their_gradients(counts: list[int], inner: int, featur
     pre = torch.einsum("rk,rnk->rn", x[is_row].float(), gate_up[expert].float())
     gate, up = pre.chunk(2, -1)
     act = torch.nn.functional.silu(gate) * up
-    for _, _, _, kept, made in per_device:
+    for *_, kept, made in per_device:
         close(made[is_row], act)
         if keeps:
             close(kept[is_row], pre)
     if not keeps:
         return
 
-    kept, tiles = per_device[0][3], inner // expert_programs.columns_of(inner)
+    kept, tiles = per_device[0][4], inner // expert_programs.columns_of(inner)
     results = [
         torch.full_like(kept, torch.nan),
         torch.full_like(empty[1], torch.nan),

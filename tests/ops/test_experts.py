@@ -91,6 +91,7 @@ def test_every_choice_has_a_row_of_its_expert(case: tuple[Any, ...]):
             assert (routing["owners"][begin // ALIGN :][:tiles] == expert).all()
             begin += tiles * ALIGN
         assert torch.equal(tables.row(rank), want) and (routing["owners"][begin // ALIGN :] == -1).all()
+        assert routing["used"] == (routing["owners"] >= 0).sum()
         assert torch.equal(routing["weights"], share)
     if case[-1] is not None:
         assert any(routing["dropped"].sum() > 0 for routing in tables.of)
@@ -247,13 +248,17 @@ def test_grouped_products(counts: list[int], n: int, k: int, transposed: bool, d
     name = str(dtype).removeprefix("torch.")
     y, dbt = torch.full((room, n), torch.nan, dtype=dtype), torch.full((len(counts), n, k), torch.nan, dtype=dtype)
     lying = b.mT.contiguous() if transposed else b
-    tilescale.emulate(grouped_gemm.program(0, n, k, name, transposed, 3), [x, lying, owners, y])
+    tilescale.emulate(grouped_gemm.program(0, n, k, name, transposed, 3), [x, lying, owners, used_tiles(counts), y])
     outer = grouped_gemm.outer_program(0, len(counts), n, k, name)
     tilescale.emulate(outer, [dy, x, torch.tensor(counts, dtype=torch.int32), dbt])
     for e, part in enumerate(rows):
         close(y[part], x[part].float() @ b[e].float())
         close(dbt[e], dy[part].float().t() @ x[part].float())
     assert y[-ALIGN:].isnan().all(), "tiles of nobody are left out"
+
+
+def used_tiles(counts: list[int]) -> torch.Tensor:
+    return torch.tensor([sum(-(-n // ALIGN) for n in counts)], dtype=torch.int32)
 
 
 def test_grouped_products_of_float8():

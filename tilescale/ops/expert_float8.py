@@ -260,6 +260,7 @@ def layer_float8_program(
         received: T.Tensor((size,), "int32"),
         places: T.Tensor((size, most, choices), "int32"),
         before: T.Tensor((most + 1, size), "int32"),
+        used: T.Tensor((1,), "int32"),
         rows: T.Tensor((room, features), WIRE),
         of_rows: T.Tensor((features // GROUP, room), "float32"),
         wide: T.Tensor((room, features) if form.keeps else (1, 1), DTYPE),
@@ -270,7 +271,7 @@ def layer_float8_program(
         Y: T.Tensor((most, features), DTYPE),
         sharers: T.int32,
     ):
-        tables = W, counts, dropped, owners, order, sent, received, places, before
+        tables = W, counts, dropped, owners, order, sent, received, places, before, used
         tables_grids(chosen, shares, in_chosen, in_shares, counted, tables, True)
         scatter_float8_grid(X, of_X, order, sent, in_rows, in_scales, received, places, rows, of_rows, wide, form.keeps)
         scaled_gated_grid(rows, of_rows, gate_up, of_gate_up, owners, hidden, active, of_active, size, form.keeps)

@@ -30,8 +30,9 @@ def columns_of(N: int) -> int:
 
 
 @T.macro
-def gated_grid(A, B, owners, H, C, size, wide, keeps, blocks):
-    """C[m] = silu(A[m] gate^T) * (A[m] up^T) of the owner of m; H has both products if it `keeps` them.
+def gated_grid(A, B, owners, used, H, C, size, wide, keeps, blocks):
+    """C[m] = silu(A[m] gate^T) * (A[m] up^T) of the owner of m, of the `used` tiles; H has both products if it `keeps`
+    them.
 
     A persistent grid: a block loads its next tile while it stores this one.
     """
@@ -41,25 +42,24 @@ def gated_grid(A, B, owners, H, C, size, wide, keeps, blocks):
         b, up = (T.alloc((wide, DEPTH), dtype, level="l1") for _ in range(2))
         c, c_up = (T.alloc((ALIGN, wide), "float32", level="l0") for _ in range(2))
         out = T.alloc((ALIGN, wide), dtype, level="l1")
-        for turn in T.serial(turns_of(block, blocks, columns * owners.shape[0])):
+        for turn in T.serial(turns_of(block, blocks, columns * used[0])):
             tile, column = (block + turn * blocks) // columns, (block + turn * blocks) % columns
-            if owners[tile] >= 0:
-                T.clear(c)
-                T.clear(c_up)
-                for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=GATED_STAGES):
-                    T.copy(A[tile * ALIGN, k * DEPTH], a)
-                    T.copy(B[owners[tile], column * wide, k * DEPTH], b)
-                    T.copy(B[owners[tile], N + column * wide, k * DEPTH], up)
-                    T.gemm(a, b, c, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                    T.gemm(a, up, c_up, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                if keeps:
-                    T.copy(c, out)
-                    T.copy(out, H[tile * ALIGN, column * wide])
-                    T.copy(c_up, out)
-                    T.copy(out, H[tile * ALIGN, N + column * wide])
-                swiglu(c, c_up)
+            T.clear(c)
+            T.clear(c_up)
+            for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=GATED_STAGES):
+                T.copy(A[tile * ALIGN, k * DEPTH], a)
+                T.copy(B[owners[tile], column * wide, k * DEPTH], b)
+                T.copy(B[owners[tile], N + column * wide, k * DEPTH], up)
+                T.gemm(a, b, c, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                T.gemm(a, up, c_up, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+            if keeps:
                 T.copy(c, out)
-                T.copy(out, C[tile * ALIGN, column * wide])
+                T.copy(out, H[tile * ALIGN, column * wide])
+                T.copy(c_up, out)
+                T.copy(out, H[tile * ALIGN, N + column * wide])
+            swiglu(c, c_up)
+            T.copy(c, out)
+            T.copy(out, C[tile * ALIGN, column * wide])
 
 
 @T.macro
@@ -146,6 +146,7 @@ def layer_program(
         received: T.Tensor((size,), "int32"),
         places: T.Tensor((size, most, choices), "int32"),
         before: T.Tensor((most + 1, size), "int32"),
+        used: T.Tensor((1,), "int32"),
         rows: T.Tensor((room, features), dtype),
         hidden: T.Tensor((room, 2 * inner) if keeps else (1, 1), dtype),
         active: T.Tensor((room, inner), dtype),
@@ -153,11 +154,11 @@ def layer_program(
         Y: T.Tensor((most, features), dtype),
         groups: T.int32,
     ):
-        tables = W, counts, dropped, owners, order, sent, received, places, before
+        tables = W, counts, dropped, owners, order, sent, received, places, before, used
         tables_grids(chosen, shares, in_chosen, in_shares, counted, tables, True)
         scatter_grid(X, order, sent, in_rows, received, places, rows, unit)
-        gated_grid(rows, gate_up, owners, hidden, active, size, gated, keeps, blocks)
-        grouped_gemm.product_grid(active, down, owners, made, size, wide, True, blocks)
+        gated_grid(rows, gate_up, owners, used, hidden, active, size, gated, keeps, blocks)
+        grouped_gemm.product_grid(active, down, owners, used, made, size, wide, True, blocks)
         sum_grid(made, W, received, places, in_sums, before, Y, groups, unit, True)
 
     return moe_layer
@@ -185,6 +186,7 @@ def layer_gradient_program(
         received: T.Tensor((size,), "int32"),
         places: T.Tensor((size, most, choices), "int32"),
         before: T.Tensor((most + 1, size), "int32"),
+        used: T.Tensor((1,), "int32"),
         in_shares: T.Tensor((size, chunks, whole(choices)), "float32"),
         in_rows: T.Tensor((size, most, features), dtype),
         in_sums: T.Tensor((size, most, features), dtype),
@@ -203,7 +205,7 @@ def layer_gradient_program(
         gated_gradient_grid(far, down, owners, W, hidden, of_hidden, active, of_W, size)
         returns_grid(of_W, received, places, before, in_shares, of_shares)
         wide = grouped_gemm.columns_of(features)
-        grouped_gemm.product_grid(of_hidden, gate_up, owners, of_rows, size, wide, False, blocks)
+        grouped_gemm.product_grid(of_hidden, gate_up, owners, used, of_rows, size, wide, False, blocks)
         sum_grid(of_rows, W, received, places, in_sums, before, DX, groups, unit, False)
         if learns:
             grouped_gemm.outer_grid(far, active, counts, of_down, size)

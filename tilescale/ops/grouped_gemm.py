@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Products of the rows of each expert with its own weights, as `moe_dispatch` lays them out.
 
-A tile of rows is of one expert, so a block looks up the expert, and multiplies as in any GEMM. Tiles after the last
-expert's rows cost blocks that end at once.
+A tile of rows is of one expert, so a block looks up the expert, and multiplies as in any GEMM. The number of tiles with
+rows is on the device: the trip count of a persistent loop, whose roles need a loop without conditions around its tiles.
 """
 
 from typing import Any
@@ -57,7 +57,7 @@ def grouped_matmul(
     _check_shapes(x, b, routing)
     if scales is None:
         check_tensor("x", x)
-        return _operator(x, b, routing.counts, routing.owners)
+        return _operator(x, b, routing.counts, routing.owners, routing.used)
     return scaled_matmul(x, b, scales, routing.owners)
 
 
@@ -75,11 +75,13 @@ def _check_shapes(x: torch.Tensor, b: torch.Tensor, routing: Routing) -> None:
 
 
 @operator("grouped_matmul")
-def _operator(x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
+def _operator(
+    x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: torch.Tensor, used: torch.Tensor
+) -> torch.Tensor:
     is_transposed = b.mT.is_contiguous() and not b.is_contiguous()
     result = x.new_empty(x.shape[0], b.shape[2])
     made = local_kernel(program, 0, b.shape[2], b.shape[1], dtype_of(x), is_transposed, at_once())
-    made(dense(x), dense(b.mT if is_transposed else b), owners, result)
+    made(dense(x), dense(b.mT if is_transposed else b), owners, used, result)
     return result
 
 
@@ -97,19 +99,19 @@ _outer.register_fake(lambda x, y, counts: x.new_empty(counts.shape[0], x.shape[1
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    x, b, counts, owners = ctx.saved_tensors
-    dx = _operator(grad, b.mT, counts, owners)
+    x, b, counts, owners, used = ctx.saved_tensors
+    dx = _operator(grad, b.mT, counts, owners, used)
     # The transposes of (N, K), the layout of weights.
     db = _outer(grad, x, counts).mT
     return dx, db
 
 
-_operator.register_autograd(_backward, saves="x b counts owners")
+_operator.register_autograd(_backward, saves="x b counts owners used")
 
 
 @T.macro
-def product_grid(A, B, owners, C, size, wide, transposed, blocks):
-    """C[m] = A[m] B[owner of m], tile by tile; tiles without a token are skipped. `size`: see `launch`.
+def product_grid(A, B, owners, used, C, size, wide, transposed, blocks):
+    """C[m] = A[m] B[owner of m] of the `used` tiles. `size`: see `launch`.
 
     A persistent grid: a block loads its next tile while it stores this one.
     """
@@ -119,19 +121,18 @@ def product_grid(A, B, owners, C, size, wide, transposed, blocks):
         b = T.alloc((wide, DEPTH) if transposed else (DEPTH, wide), dtype, level="l1")
         c = T.alloc((ALIGN, wide), "float32", level="l0")
         out = T.alloc((ALIGN, wide), dtype, level="l1")
-        for turn in T.serial(turns_of(block, blocks, columns * owners.shape[0])):
+        for turn in T.serial(turns_of(block, blocks, columns * used[0])):
             tile, column = (block + turn * blocks) // columns, (block + turn * blocks) % columns
-            if owners[tile] >= 0:
-                T.clear(c)
-                for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=STAGES):
-                    T.copy(A[tile * ALIGN, k * DEPTH], a)
-                    if transposed:
-                        T.copy(B[owners[tile], column * wide, k * DEPTH], b)
-                    else:
-                        T.copy(B[owners[tile], k * DEPTH, column * wide], b)
-                    T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
-                T.copy(c, out)
-                T.copy(out, C[tile * ALIGN, column * wide])
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=STAGES):
+                T.copy(A[tile * ALIGN, k * DEPTH], a)
+                if transposed:
+                    T.copy(B[owners[tile], column * wide, k * DEPTH], b)
+                else:
+                    T.copy(B[owners[tile], k * DEPTH, column * wide], b)
+                T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+            T.copy(c, out)
+            T.copy(out, C[tile * ALIGN, column * wide])
 
 
 def columns_of(N: int) -> int:
@@ -148,9 +149,10 @@ def program(size: int, N: int, K: int, dtype: str, transposed: bool, blocks: int
         A: T.Tensor((room, K), dtype),
         B: T.Tensor((experts, N, K) if transposed else (experts, K, N), dtype),
         owners: T.Tensor((room // ALIGN,), "int32"),
+        used: T.Tensor((1,), "int32"),
         C: T.Tensor((room, N), dtype),
     ):
-        product_grid(A, B, owners, C, size, columns_of(N), transposed, blocks)
+        product_grid(A, B, owners, used, C, size, columns_of(N), transposed, blocks)
 
     return grouped_matmul
 

@@ -22,7 +22,7 @@ from tilescale.ops.workspace import workspace_of
 
 WORD_BYTES = 4
 
-SAVED = 11
+SAVED = 12
 """Tables, rows and pre-activations: what a backward needs."""
 
 
@@ -39,7 +39,7 @@ def gradients(
 ) -> list[torch.Tensor]:
     """The gradients of x and of the weights of choices, in float32; and of gate_up and down, if it `learns`."""
     team, tokens, (experts, features, inner) = team_of(group), grad.shape[0], down.shape
-    of_weights, counts, owners, order, sent, received, places, before = tables
+    of_weights, counts, owners, order, sent, received, places, before, used = tables
     size, most, choices = places.shape
     of_tokens = words_of(rows, size, most)
     given = arriving_choices(size, most, choices), of_tokens, of_tokens
@@ -54,7 +54,7 @@ def gradients(
     shape = experts, choices, features, inner, dtype_of(rows), at_once(), learns
     kernel(expert_programs.layer_gradient_program, team, *shape)(
         *(more_rows(dense(grad), most), dense(gate_up), dense(down), rows, hidden, of_weights, counts),
-        *(owners, order, sent, received, places, before),
+        *(owners, order, sent, received, places, before, used),
         *(in_shares.view(torch.float32), *(words.view(rows.dtype) for words in inboxes)),
         *(far, of_hidden, active, of_rows, of_row_weights, of_x, of_choices, of_gate_up, of_down),
         sharers(features, UNIT_BYTES // rows.itemsize, most),
@@ -65,7 +65,7 @@ def gradients(
 @gradients.register_fake
 def _(grad: torch.Tensor, *given: Any) -> list[torch.Tensor]:
     _, _, tables, *experts, learns, _ = given
-    of_choices = grad.new_empty(grad.shape[0], tables[-2].shape[2], dtype=torch.float32)
+    of_choices = grad.new_empty(grad.shape[0], tables[-3].shape[2], dtype=torch.float32)
     of_experts = [w.new_empty(w.shape) for w in experts] if learns else []
     return [grad.new_empty(grad.shape), of_choices, *of_experts]
 

@@ -28,6 +28,7 @@ class Routing(NamedTuple):
         order, sent: this rank's tokens that go to each rank, (ranks, most), and their numbers.
         received, places: how many come from each rank, and the rows that they become, (ranks, most, choices).
         before: (most + 1, ranks), how many tokens before each own one go to each rank.
+        used: (1,), the number of tiles of 128 rows with an expert: the first ones.
         room: rows of the tensors that experts work on.
         tokens: of this rank.
         group: the name of the group.
@@ -42,6 +43,7 @@ class Routing(NamedTuple):
     received: torch.Tensor
     places: torch.Tensor
     before: torch.Tensor
+    used: torch.Tensor
     room: int
     tokens: int
     group: str
@@ -148,7 +150,7 @@ def _(grads: torch.Tensor, *others: Any) -> torch.Tensor:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     chosen, weights, *_, ctx.group = inputs
-    ctx.save_for_backward(*output[6:])
+    ctx.save_for_backward(*output[6:9])
     ctx.tokens, ctx.dtype = chosen.shape[0], None if weights is None else weights.dtype
 
 

@@ -38,7 +38,7 @@ def tokens_of(choices: int) -> int:
 def made_tables(
     chosen: torch.Tensor, weights: torch.Tensor | None, local: int, most: int, room: int, team: Team
 ) -> list[torch.Tensor]:
-    """`weights`, `counts`, `dropped`, `owners`, `order`, `sent`, `received`, `places` and `before` of a Routing.
+    """The tensors of a Routing, in its order, with `weights` even where none are given.
 
     Args:
         chosen: (tokens, choices), int32 or int64.
@@ -85,7 +85,7 @@ def padded_choices(x: torch.Tensor, rows: int, value: int) -> torch.Tensor:
 def forms_of_tables(size: int, local: int, most: int, room: int, choices: int) -> list[Form]:
     """Shapes and types of the tables."""
     shapes = (local,), (local,), (room // ALIGN,), (size, most), (size,), (size,), (size, most, choices)
-    return [((room,), torch.float32), *((shape, torch.int32) for shape in (*shapes, (most + 1, size)))]
+    return [((room,), torch.float32), *((shape, torch.int32) for shape in (*shapes, (most + 1, size), (1,)))]
 
 
 def new_tables(like: torch.Tensor, size: int, local: int, most: int, room: int) -> list[torch.Tensor]:
@@ -258,9 +258,11 @@ def place_choices(tables, near, comes, goes, ahead, begin, other, chunk, live, l
 
 
 @T.macro
-def tell_owners(counts, dropped, owners, total, begin, local):
-    """Write the number of rows of each expert, and the expert of each tile."""
+def tell_owners(counts, dropped, owners, used, total, begin, local):
+    """Write the number of rows of each expert, the expert of each tile, and the number of tiles with rows."""
     tiles, owner = owners.shape[0], T.alloc((CHUNK,), "int32", level="l0")
+    for _ in T.Parallel(1):
+        used[0] = T.min(begin[local - 1] // ALIGN + T.ceildiv(total[local - 1], ALIGN), tiles)
     for e in T.Parallel(local):
         kept = T.max(T.min(total[e], tiles * ALIGN - begin[e]), 0)
         counts[e] = kept
@@ -282,7 +284,7 @@ def tables_grids(chosen, shares, in_chosen, in_weights, counted, tables, weighte
     Each step is one parallel loop, with serial loops inside: TileLang's layout inference takes time in the square of
     the number of parallel loops that have buffers in common.
     """
-    W, counts, dropped, owners, order, sent, received, places, before = tables
+    W, counts, dropped, owners, order, sent, received, places, before, used = tables
     size, chunks, width = int(in_chosen.shape[0]), in_chosen.shape[1], int(in_chosen.shape[2])
     numbers, most, choices = chosen.shape[0], places.shape[1], int(places.shape[2])
     tokens, local = tokens_of(choices), int(counts.shape[0])
@@ -324,7 +326,7 @@ def tables_grids(chosen, shares, in_chosen, in_weights, counted, tables, weighte
                     sent[other] = total[local + 1]
                     before[most, other] = total[local + 1]
                 if other == 0:
-                    tell_owners(counts, dropped, owners, total, begin, local)
+                    tell_owners(counts, dropped, owners, used, total, begin, local)
 
 
 def tables_program(size: int, local: int, choices: int, kind: str, weighted: bool) -> Any:
@@ -349,8 +351,9 @@ def tables_program(size: int, local: int, choices: int, kind: str, weighted: boo
         received: T.Tensor((size,), "int32"),
         places: T.Tensor((size, most, choices), "int32"),
         before: T.Tensor((most + 1, size), "int32"),
+        used: T.Tensor((1,), "int32"),
     ):
-        tables = W, counts, dropped, owners, order, sent, received, places, before
+        tables = W, counts, dropped, owners, order, sent, received, places, before, used
         tables_grids(chosen, shares, in_chosen, in_weights, counted, tables, weighted)
 
     return moe_tables
