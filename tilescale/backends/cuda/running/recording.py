@@ -19,7 +19,7 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
-from torch._C._dynamo.guards import _empty_strided_cuda  # type: ignore[attr-defined]
+from torch._C._dynamo.guards import _empty_strided_cuda, _reinterpret_tensor  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilescale.backends.cuda.running import driver, nccl
@@ -32,7 +32,7 @@ from tilescale.backends.cuda.running.native import (
     ReplaySource,
     ReplayStep,
 )
-from tilescale.backends.cuda.running.stream_order import StreamOrder
+from tilescale.backends.cuda.running.stream_order import StreamOrder, stream_order
 from tilescale.backends.cuda.running.wait_guard import WaitGuard
 from tilescale.comm import init
 
@@ -46,6 +46,9 @@ _ALLOCATIONS = {
 
 Allocate = Callable[[], torch.Tensor]
 """Makes an uninitialized tensor."""
+
+Reader = Callable[[list[torch.Tensor]], Any]
+"""Returns arguments or results, given all tensors of a call."""
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -72,20 +75,14 @@ class RecordedView(NamedTuple):
     number: int
     form: tuple[torch.dtype, Sequence[int], Sequence[int], int] | None
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is the tensor itself."""
-        return self.form is None
-
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The tensor."""
-        base = tensors[self.number]
-        if self.form is None:
-            return base
-        dtype, shape, stride, offset = self.form
+        """The view."""
+        assert self.form is not None
+        base, (dtype, shape, stride, offset) = tensors[self.number], self.form
         if base.dtype is not dtype:
             base = base.view(-1).view(dtype)
-        return base.as_strided(shape, stride, base.storage_offset() + offset)
+        # As in inductor's graphs, without the dispatcher. To autograd, which forbids changes of views, it is not one.
+        return _reinterpret_tensor(base, shape, stride, offset)
 
 
 class _Allocation(NamedTuple):
@@ -105,12 +102,12 @@ class _Computation(NamedTuple):
     """A step that is an operation of PyTorch's; `keeps`: its results are among the tensors."""
 
     func: Any
-    template: Any
+    args: Reader
+    kwargs: dict[str, Reader]
     keeps: bool
 
     def __call__(self, tensors: list[torch.Tensor]) -> None:
-        args, kwargs = _filled(self.template, tensors)
-        made = self.func(*args, **kwargs)
+        made = self.func(*self.args(tensors), **{name: read(tensors) for name, read in self.kwargs.items()})
         if self.keeps:
             tensors.extend(made) if isinstance(made, tuple | list) else tensors.append(made)
 
@@ -169,7 +166,9 @@ class Recording(TorchDispatchMode):
         else:
             self._close()
             self._has_computed = True
-            self._made.append(_Computation(func._op, before, is_pure))
+            positional, named = before
+            readers = {name: _reader(x) for name, x in named.items()}
+            self._made.append(_Computation(func._op, _reader(positional), readers, is_pure))
             if not is_pure:
                 return made
         for x in results:
@@ -241,7 +240,7 @@ class Recording(TorchDispatchMode):
     def _view(self, x: torch.Tensor) -> RecordedView | None:
         first, end = _span(x)
         for i, (begin, behind) in enumerate(self._spans):
-            if begin <= first and end <= behind and first < end:
+            if begin <= first < min(behind, end) and end <= self._end_of_memory(i):
                 base = self._tensors[i]
                 same = x.dtype is base.dtype and (x.shape, x.stride()) == (base.shape, base.stride())
                 if same and not x.is_neg():
@@ -252,14 +251,24 @@ class Recording(TorchDispatchMode):
                 self.fail()
         return None
 
+    def _end_of_memory(self, i: int) -> int:
+        """The end of a tensor's memory, and of the caller's next tensors that follow it: if they do, it is a part of
+        the form (native/replays.c)."""
+        end = self._spans[i][1]
+        for begin, behind in self._spans[i + 1 : self._given]:
+            if begin != end or begin == behind:
+                break
+            end = behind
+        return end
+
     def finished(self, made: Any) -> Recorded | None:
         """The record of a call that has returned these tensors, in lists or not; None if there is none."""
         self._close()
         results, few = self._results(made), len(self._tensors) <= PLACES
-        if not self._is_complete or not few or self._overlap() or len(self._streams) != 1:
+        if not self._is_complete or not few or self._overlap() or len(self._streams) > 1:
             return None
-        (order,), guards = {caller.order for caller in self._callers}, {caller.guard for caller in self._callers}
-        bounded = [guard for guard in guards if guard is not None]
+        order = next((each.order for each in self._callers), None) or stream_order(self._tensors[0].device)
+        bounded = [guard for guard in {each.guard for each in self._callers} if guard is not None]
         state = bounded, order, nccl.generation(), init().one_call
         return Recorded(self._rounds(), self._later, _reader(results), *state)
 
@@ -317,7 +326,7 @@ class Recorded:
 
     rounds: Sequence[tuple[Sequence[Allocate], ReplayRecord | _Computation | None]]
     later: Sequence[ReplayRecord]
-    results: Callable[[list[torch.Tensor]], Any]
+    results: Reader
     guards: Sequence[WaitGuard]
     order: StreamOrder
     generation: int
@@ -366,24 +375,14 @@ class Recorded:
         raise driver.refused("cuGraphLaunch", -status)
 
 
-def _filled(template: Any, tensors: Sequence[torch.Tensor]) -> Any:
+def _reader(template: Any) -> Reader:
+    """The reader of arguments or results, in lists and tuples or not, that have views for tensors."""
     kind = template.__class__
     if kind is RecordedView:
-        return template.of(tensors)
-    if kind is tuple or kind is list:
-        return kind([_filled(x, tensors) for x in template])
-    return {name: _filled(x, tensors) for name, x in template.items()} if kind is dict else template
-
-
-def _reader(template: Any) -> Callable[[list[torch.Tensor]], Any]:
-    """A function that returns a call's results, in lists and tuples or not, given all tensors of the call."""
-    kind = template.__class__
-    if kind is RecordedView:
-        # A result may be changed in place: autograd does not allow changes of a view.
-        return itemgetter(template.number) if template.is_whole else lambda tensors: template.of(tensors).data
+        return itemgetter(template.number) if template.form is None else template.of
     if kind is not list and kind is not tuple:
         return lambda _: template
-    if len(template) > 1 and all(x.__class__ is RecordedView and x.is_whole for x in template):
+    if len(template) > 1 and all(x.__class__ is RecordedView and x.form is None for x in template):
         whole = itemgetter(*[x.number for x in template])
         return whole if kind is tuple else lambda tensors: list(whole(tensors))
     each = list(map(_reader, template))
