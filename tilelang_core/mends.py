@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import tirx
 
-from tilelang_core.decreasing_index import with_kept_divisions
+from tilelang_core.complements import with_complements
 from tilelang_core.launches import binds_threads
 from tilelang_core.loads_by_registers import with_serial_loops
 from tilelang_core.loop_extents import with_constant_extents
@@ -31,7 +31,7 @@ def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     own = func.with_body(renamed(func.body, binds_threads))
     own = with_serial_loops(with_constant_extents(own))
-    return with_like_extents(with_kept_extents(with_kept_divisions(own)))
+    return with_like_extents(with_kept_extents(with_complements(own)))
 
 
 @contextlib.contextmanager

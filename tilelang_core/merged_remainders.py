@@ -21,8 +21,7 @@ from tvm.ir import Range
 
 from tilelang_core.ir import constant, contains, variables
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
-from tilelang_core.opaque_divisions import opaque_remainder
-from tilelang_core.rewrite import at, rewritten
+from tilelang_core.rewrite import rewritten, with_indices
 
 _Point = dict[Any, int]
 _Value = Callable[[_Point], int]
@@ -42,10 +41,7 @@ def with_kept_remainders(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def leave(node: Any) -> Any:
         if not isinstance(node, tirx.BufferLoad | tirx.BufferStore) or not _loses_value(node, ranges):
             return None
-        indices = [_opaque(index, analyzer) for index in node.indices]
-        if isinstance(node, tirx.BufferLoad):
-            return tirx.BufferLoad(node.buffer, indices, node.predicate)
-        return at(tirx.BufferStore(node.buffer, node.value, indices, node.predicate), like=node)
+        return with_indices(node, [_opaque(index, analyzer) for index in node.indices])
 
     return rewritten(func, leave)
 
@@ -122,4 +118,5 @@ def _opaque(index: tirx.PrimExpr, analyzer: Analyzer) -> tirx.PrimExpr:
         return type(index)(a, b)
     if divisor & (divisor - 1) == 0:
         return tirx.bitwise_and(a, tirx.const(divisor - 1, a.dtype))
-    return opaque_remainder(a, divisor, 0 if analyzer.can_prove(index.a >= 0) else None)
+    by = tirx.const(divisor, a.dtype)
+    return tirx.truncmod(a if analyzer.can_prove(index.a >= 0) else tirx.truncmod(a, by) + by, by)

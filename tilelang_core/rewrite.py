@@ -196,6 +196,15 @@ def at(stmt: tirx.Stmt, like: tirx.Stmt) -> tirx.Stmt:
     return stmt
 
 
+def with_indices(node: Any, indices: Sequence[Any]) -> Any:
+    """The same access of a buffer, at other indices."""
+    if all(map(tirx.PrimExpr.same_as, node.indices, indices)):
+        return node
+    if isinstance(node, tirx.BufferLoad):
+        return tirx.BufferLoad(node.buffer, indices, node.predicate)
+    return at(tirx.BufferStore(node.buffer, node.value, indices, node.predicate), like=node)
+
+
 def recall(call: tirx.Call, args: Sequence[Any]) -> tirx.Call:
     """The same operation on other arguments."""
     return tirx.Call(call.dtype, call.op, list(args), call.annotations)

@@ -13,20 +13,23 @@ from typing import Any
 
 from tvm import tirx
 
-from tilelang_core.decreasing_index import loops_and_names, spelled_out
-from tilelang_core.ir import constant, walk
+from tilelang_core.ir import constant, substitute, variables, walk
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.rewrite import at, relooped, rewritten
+
+_ARITHMETIC = (
+    tirx.Var, tirx.IntImm, tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max,
+)  # fmt: skip
 
 
 def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if it has such loops one that computes the same and keeps doing so."""
-    analyzer, names = analyzer_of(loop_ranges(func.body)), loops_and_names(func.body)[1]
+    analyzer, names = analyzer_of(loop_ranges(func.body)), _names(func.body)
     short_extents: set[tirx.Var] = set()  # names of such extents
     same: dict[tirx.Var, tirx.Var] = {}  # names of names
 
     def is_short(extent: tirx.PrimExpr) -> bool:
-        value = spelled_out(extent, names)
+        value = _spelled_out(extent, names)
         if not isinstance(value, tirx.FloorDiv) or (constant(value.b) or 0) < 1:
             return False
         bound = analyzer.const_int_bound(value)
@@ -50,3 +53,19 @@ def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     walk(func.body, named)
     return rewritten(func, leave)
+
+
+def _names(body: tirx.Stmt) -> dict[tirx.Var, tirx.PrimExpr]:
+    """Names of numbers, with their values, which TileLang puts in their places."""
+    names: dict[tirx.Var, tirx.PrimExpr] = {}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.Bind) and isinstance(node.value, _ARITHMETIC):
+            names[node.var] = _spelled_out(node.value, names)
+
+    walk(body, visit)
+    return names
+
+
+def _spelled_out(value: tirx.PrimExpr, names: dict[tirx.Var, tirx.PrimExpr]) -> tirx.PrimExpr:
+    return substitute(value, names) if variables(value) & names.keys() else value

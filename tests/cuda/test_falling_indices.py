@@ -15,7 +15,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 import tilescale.language as T
 from tests.cuda.support import source
 from tilelang_core import ir
-from tilelang_core.decreasing_index import with_kept_divisions
+from tilelang_core.complements import with_complements
 
 EXTENT = 6
 
@@ -43,7 +43,8 @@ def storing(index: Any, of_name: Any = None) -> tirx.PrimFunc:
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "FloorDiv": operator.floordiv,
     "FloorMod": operator.mod, "Div": lambda a, b: int(a / b), "Mod": lambda a, b: a - int(a / b) * b,
-    "tirx.bitwise_and": operator.and_, "tirx.shift_right": operator.rshift, "Min": min, "Max": max,
+    "tirx.bitwise_and": operator.and_, "tirx.bitwise_xor": operator.xor, "tirx.shift_right": operator.rshift,
+    "Min": min, "Max": max,
 }  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def indices(func: tirx.PrimFunc, base: int) -> list[int]:
 def kept(index: Any, base: int, of_name: Any = None) -> None:
     points = [(i, j, int(index(base, i, j))) for i in range(EXTENT) for j in range(EXTENT)]
     want = [number if of_name is None else int(of_name(base, number, j)) for _, j, number in points]
-    assert indices(with_kept_divisions(storing(index, of_name)), base) == want
+    assert indices(with_complements(storing(index, of_name)), base) == want
 
 
 numbers = st.integers(-3, 3)
@@ -154,14 +155,14 @@ def test_the_stage_of_a_ring_that_follows_from_a_number_of_tasks_keeps_its_value
 
 
 def test_stock_still_takes_a_factor_of_minus_one_out_of_a_division():
-    """When this fails, a part of `tilelang_core/decreasing_index.py` can be removed."""
+    """When this fails, a part of `tilelang_core.complements.py` can be removed."""
     for index in (lambda base, i, j: (8 - i // 2) % 4, lambda base, i, j: (8 - i % 4) % 8):
         want = [index(0, i, j) for i in range(EXTENT) for j in range(EXTENT)]
         assert indices(storing(index), 0) != want
 
 
 def test_stock_still_gets_them_wrong():
-    """When this fails, `tilelang_core/decreasing_index.py` can be removed."""
+    """When this fails, `tilelang_core.complements.py` can be removed."""
     index = lambda base, i, j: (base - i) % 3  # noqa: E731
     want = [index(1, i, 0) for i in range(EXTENT) for _ in range(EXTENT)]
     assert indices(storing(index), 1) != want
@@ -185,5 +186,5 @@ def test_whom_a_rank_waits_for_is_read_at_its_index():
 
 
 def test_a_function_without_them_stays_as_it_is():
-    func = storing(lambda base, i, j: (i - base) % 4 + j)
-    assert with_kept_divisions(func).same_as(func)
+    func = storing(lambda base, i, j: (i + base) % 4 - j)
+    assert with_complements(func).same_as(func)
