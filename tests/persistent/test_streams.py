@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Weights that are loaded ahead across the tasks of one launch."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -121,6 +122,21 @@ def test_a_load_waits_until_few_are_in_flight(small: Machine, monkeypatch: pytes
     assert waits[0] == 2 < waits[1], "uses of stages wait, and then loads too"
     _, first, others = kernel.python.split("for load", 2)
     assert "tma_copy(V" not in first and "tma_copy(V" in others, "no block gets so far: TileLang refuses dead copies"
+
+
+def test_fewer_loads_of_a_later_phase_are_in_flight(small: Machine, monkeypatch: pytest.MonkeyPatch):
+    """Those that a task of the first phase issues for the second one wait; those of its own phase do not."""
+    monkeypatch.setattr(streams, "IN_FLIGHT", 1 << 20)
+    monkeypatch.setattr(streams, "AHEAD", 1)
+    monkeypatch.setattr(streams, "MOST", 3)
+    want, got = arguments(), arguments()
+    tilescale.emulate(twice, [want], machine=small, time=False, check="none")
+    kernel = tilescale.compile(twice, machine=small, schedule="persistent")
+    lines = [line.strip() for line in kernel.python.splitlines()]
+    paced = [after[:12] for line, after in itertools.pairwise(lines) if "mbarrier_wait" in line and "tma_copy" in after]
+    assert paced == ["T.tma_copy(V"]
+    tilescale.emulate(kernel.ir, [got], machine=small, time=False, check="all")
+    assert all(a.equal(b) for a, b in zip(got, want, strict=True))
 
 
 def test_a_loop_of_phases_with_and_without_loads_goes_through_the_ring(small: Machine):

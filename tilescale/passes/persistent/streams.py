@@ -40,6 +40,9 @@ IN_FLIGHT = 64 << 10
 queue behind these loads; memory has its full rate from 48 KiB on (H200).
 """
 
+AHEAD = 32 << 10
+"""The same for loads of later phases: signals at the end of a phase wait for fewer bytes."""
+
 MOST = 16
 """Stages of a ring, at most."""
 
@@ -118,7 +121,7 @@ class Ring:
 
     Attributes:
         ring, full: its tiles, and the mbarriers of its stages, which count the bytes of a tile.
-        flight: loads in flight, at most.
+        flight, ahead: loads in flight, at most, when one of the same phase is issued, or one of a later phase.
         spans: for each phase, the loads of a block before it and until its end; in a loop, of the first iteration.
         begin: statements that compute these numbers.
     """
@@ -133,7 +136,8 @@ class Ring:
     ):
         self.grids, self.streams, self.placements, self.block, self.stages = grids, streams, placements, block, stages
         tile = next(stream.tile for stream in streams if stream is not None)
-        self.flight = min(max(IN_FLIGHT // (bytes_of(tile.shape, str(tile.dtype)) or 1), 2), stages)
+        size = bytes_of(tile.shape, str(tile.dtype)) or 1
+        self.flight, self.ahead = (min(max(most // size, 2), stages) for most in (IN_FLIGHT, AHEAD))
         self.ring = tir.local_buffer("ring", [stages, *tile.shape], str(tile.dtype), tile.scope())
         self.full = tir.local_buffer("full", [stages], "uint64", "shared.barrier")
         self.begin: list[ir.Stmt] = []
@@ -155,7 +159,7 @@ class Ring:
             if begin < end:
                 number = ir.Var("load", "int32")
                 zero = np.zeros((1, self._executed[1].shape[1]), int)
-                first = self._load(number, self._phases_of(zero + begin, zero + end), is_first=not begin)
+                first = self._load(number, self._phases_of(zero + begin, zero + end), begin)
                 self.begin.append(ir.For(number, begin, end - begin, ir.ForKind.SERIAL, first))
 
     @classmethod
@@ -196,7 +200,7 @@ class Ring:
             return None
 
         used = tir.rewrite(stream.loop.body, enter=enter, leave=leave)
-        refill = self._load(load + self.stages, self._reached(number), loop, mine + self.stages)
+        refill = self._load(load + self.stages, self._reached(number), self.flight, number, loop, mine + self.stages)
         inner = tir.sequence([ir.Bind(load, mine + iterations), used, refill])
         again = ir.For(stream.loop.loop_var, 0, stream.loop.extent, ir.ForKind.SERIAL, inner)
         return tir.rewrite(body, enter=lambda node: tir.at(again, stream.loop) if node.same_as(stream.loop) else None)
@@ -233,22 +237,25 @@ class Ring:
         return sorted({int(phase) for phase in order[shared.any(axis=(0, 2))]})
 
     def _load(
-        self, load: Any, phases: Sequence[int], here: Loop | None = None, in_first: Any = None, is_first: bool = False
-    ) -> ir.Stmt:
+        self, load: Any, phases: Sequence[int], flight: int,
+        of: int | None = None, here: Loop | None = None, in_first: Any = None,
+    ) -> ir.Stmt:  # fmt: skip
         """Issue a load by its number, if it exists; it belongs to one of `phases`.
 
         Args:
+            flight: loads that are not complete, at most, when it is issued; 0 for any number.
+            of: the phase whose task issues it. If it is of another one, fewer loads are in flight.
             here: the loop whose iteration issues it. It has at least as many loads as there are stages, so the load is
                 of this iteration or the next one.
             in_first: the number that the load would have if this iteration were the first one.
-            is_first: whether so few loads are before it that none has to be complete.
         """
         stmts: list[ir.Stmt] = []
+        flights = {number: self.ahead if of not in (None, number) else flight for number in phases}
         for loop, numbers in self._runs():
             among = [number for number in numbers if number in phases]
             if loop is None or loop is not here:
                 values = {} if loop is None else {loop.var: ir.IntImm("int32", loop.begin)}
-                stmts += [self._of_phase(number, load, values, is_first=is_first) for number in among]
+                stmts += [self._of_phase(number, load, values, flights[number]) for number in among]
             elif among:
                 loads, again, rest = self.loops[loop], ir.Var("again", "int32"), ir.Var("rest", "int32")
                 names = [
@@ -256,12 +263,12 @@ class Ring:
                     ir.Bind(rest, in_first - again * loads.each),
                 ]
                 values = {loop.var: loop.var + again}
-                each = [self._of_phase(number, rest, values, load) for number in among]
+                each = [self._of_phase(number, rest, values, flights[number], load) for number in among]
                 stmts += [*names, ir.IfThenElse(loop.index + again < loop.count, tir.sequence(each), None)]
         return tir.sequence(stmts)
 
     def _of_phase(
-        self, number: int, load: Any, values: dict[ir.Var, Any], issued: Any = None, is_first: bool = False
+        self, number: int, load: Any, values: dict[ir.Var, Any], flight: int, issued: Any = None
     ) -> ir.Stmt:
         """Issue a load if it belongs to phase `number`. Its number is `load` in the first iteration of a loop, and
         `issued` in its own."""
@@ -279,7 +286,7 @@ class Ring:
         copy = tir.tile_call("tma_copy", source, target, barrier=full, is_tma_copy=1)
         arrive = tir.evaluate(tir.call(tl.ARRIVE_BARRIER, full))
         elected = ir.IfThenElse(tir.elected(stream.grid.launch.thread_count), arrive, None)
-        paced = [] if is_first or self.flight == self.stages else [self._landed(issued - self.flight)]
+        paced = [self._landed(issued - flight)] if 0 < flight < self.stages else []
         return ir.IfThenElse(ir.And(before <= load, load < end), tir.sequence([*paced, copy, elected]), None)
 
     def _landed(self, load: Any) -> ir.Stmt:
