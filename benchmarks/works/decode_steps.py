@@ -156,7 +156,7 @@ class Work:
         return checked(self.draw, x.copy_, lambda: made(x))
 
 
-WORKSPACES = 16
+WORKSPACES = 17
 """Last parameters of the program, which it writes before it reads them."""
 
 

@@ -164,6 +164,14 @@ def test_layers_are_the_reference(sizes: LayerSizes, fused: bool, small: Machine
     compare(sizes, persistent(func, small)[0] if fused else func, arguments(sizes), small)
 
 
+def test_tasks_make_activations_of_several_parts(small: Machine):
+    """Each of one part of K, of two sequences and two terms; without races."""
+    big = {"hidden": 1024, "heads": 8, "groups": 1, "inner": 1024, "keys": 64, "blocks": 2 * FEW}
+    sizes = LayerSizes(2, 2, weights=FLOAT8, **big)
+    assert all(sizes.made) and min(sizes.parts) > 1
+    compare(sizes, persistent(decode_layers(sizes), small)[0], arguments(sizes), small, check="all")
+
+
 def compare(
     sizes: LayerSizes, func: Any, want: list[dict[str, torch.Tensor]], machine: Machine, check: str = "none"
 ) -> None:
@@ -207,4 +215,4 @@ def test_sixteen_sequences_compile(form: dict[str, Any]):
 def test_parts_of_an_indivisible_number_of_steps():
     """More steps than blocks, and a prime number of them: each is a part, as activations of all of them do not fit."""
     steps = 137
-    assert LayerSizes(batch=16, inner=steps * DEPTH).parts(4096, steps * DEPTH) == steps
+    assert LayerSizes(batch=16, inner=steps * DEPTH).able(4096, steps * DEPTH) == [steps]

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 
-from tilescale.ops.decode_sizes import DEPTH, FLOAT8, SLAB, SPAN, LayerSizes, divisors
+from tilescale.ops.decode_sizes import DEPTH, FLOAT8, MADE, PHASE, SLAB, SPAN, STEPS, LayerSizes, Made, Parts, divisors
 
 
 def busiest(tasks: int, blocks: int) -> int:
@@ -39,10 +42,20 @@ def test_the_busiest_block_loads_the_fewest_weights(weights: str, batch: int, bl
         tasks, _ = sizes.tasks(outputs, parts)
         return busiest(tasks * parts, blocks) * tiles // tasks * steps // parts
 
-    parts = sizes.parts(outputs, inputs)
-    able = [n for n in divisors(steps) if n <= blocks and sizes.rows * sizes.nbytes * inputs // n <= SLAB]
-    assert parts in able and loaded(parts) == min(map(loaded, able))
-    assert all(loaded(n) > loaded(parts) for n in able if n < parts), "the fewest parts"
+    allowed = [n for n in divisors(steps) if n <= blocks and sizes.rows * sizes.nbytes * inputs // n <= SLAB]
+    fewest = [n for n in allowed if loaded(n) == min(map(loaded, allowed))]
+    long = [n for n in fewest if steps // n >= STEPS]
+    assert sizes.able(outputs, inputs) == (long or fewest[:1]), "long tasks, where there are some"
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch": 4}, {"weights": FLOAT8}, {"heads": 16, "groups": 4, "inner": 7168}])
+def test_parts_of_products_are_those_with_the_fewest_bytes_of_results(changes: dict[str, Any]):
+    sizes = LayerSizes(**changes)
+    values = sizes.heads * sizes.width
+    products = (sizes.projected, 4096), (4096, values), (2 * sizes.inner, 4096), (4096, sizes.inner)
+    able = [Parts(*parts) for parts in itertools.product(*(sizes.able(*product) for product in products))]
+    assert sizes.parts in able and len(able) > 8
+    assert sizes.moved(sizes.parts) == min(map(sizes.moved, able))
 
 
 @pytest.mark.parametrize(("blocks", "inner"), [(132, 14336), (132, 768), (16, 768), (7, 96), (4, 2048)])
@@ -73,13 +86,41 @@ def test_the_second_product_of_experts_leaves_each_block_a_task(blocks: int, cho
     assert LayerSizes(blocks=blocks, experts=64, choices=choices).down_parts == parts
 
 
+def test_products_have_the_fewest_parts_where_phases_make_activations():
+    sizes = LayerSizes(batch=16)
+    assert not any(sizes.made)
+    assert sizes.parts == (4, 2, 2, 8)
+    assert sizes.parts.up == min(sizes.able(2 * sizes.inner, sizes.hidden)) < max(sizes.able(2 * sizes.inner, 4096))
+
+
 @pytest.mark.parametrize(
-    ("batch", "width", "early"), [(1, DEPTH, False), (2, DEPTH, True), (1, DEPTH // 2, True), (4, DEPTH // 2, True)]
+    ("changes", "made"),
+    [
+        ({}, Made(True, True, True, True)),
+        ({"weights": FLOAT8}, Made(True, True, True, True)),
+        ({"width": DEPTH // 2, "heads": 64}, Made(True, False, True, True)),
+        ({"batch": 2}, Made(True, False, True, True)),
+        ({"batch": 4}, Made(True, False, True, False)),
+        ({"batch": 16}, Made(False, False, False, False)),
+        ({"hidden": 2048, "inner": 768, "experts": 64, "choices": 8}, Made(True, True, False, False)),
+    ],
 )
-def test_attention_is_combined_by_tasks_of_one_sequence_whose_heads_are_a_step_wide(
-    batch: int, width: int, early: bool
-):
-    assert LayerSizes(batch=batch, width=width).combines_early == early
+def test_tasks_make_activations_of_few_numbers(changes: dict[str, Any], made: Made):
+    """Attention's, where a head is as wide as a step of K; those of experts are stored."""
+    assert LayerSizes(**changes).made == made
+
+
+def test_a_task_that_makes_its_activations_reads_their_parts():
+    """Two parts and the residual stream of 2 sequences, a half of 4096 features; a phase reads them once for all."""
+    here, apart = LayerSizes(batch=2)._input(3, 4096, 2)
+    assert here == 3 * 2 * 2048 * 4
+    assert apart == PHASE + 3 * 128 * 4 + 2 * 2048 * 2
+
+
+def test_a_task_makes_activations_of_few_steps_of_all_sequences():
+    sizes = LayerSizes(batch=4, blocks=2)
+    assert sizes._input(1, MADE // 4 * DEPTH, 1)[0] == 4 * 4 * MADE // 4 * DEPTH
+    assert sizes._input(1, (MADE // 4 + 1) * DEPTH, 1)[0] == float("inf")
 
 
 def test_shapes_of_what_a_layer_has_not_are_one_number():

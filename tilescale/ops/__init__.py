@@ -12,7 +12,8 @@ all_gather_v.py all_to_all_v.py     collectives of unequal parts
 float8_wire.py float8_lines.py      collectives that send numbers as float8, by one kernel and over any network
 all_reduce_rms_norm.py all_reduce_rms_norm_float8.py all_reduce_layer_norm.py    the end of a transformer block
 decode_step.py decode_weights.py decode_expert_weights.py    a model's decode step as one launch
-decode_program.py decode_attention.py decode_experts.py decode_float8.py decode_sizes.py    the program of its layers
+decode_program.py decode_products.py decode_inputs.py decode_attention.py decode_experts.py    the program of its layers
+decode_float8.py decode_sizes.py    its products with float8 weights, its sizes and tasks
 decode.py sequence_attention.py attention_backward.py    attention over several ranks; key_cache.py: of decode
 moe_layer.py moe_choice.py expert_programs.py    mixture of experts: the layer, its router, its programs
 moe_gradient.py                     its backward

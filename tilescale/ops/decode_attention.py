@@ -49,12 +49,13 @@ def store(
 
 
 @T.macro
-def factor(squares: Any, scale: Any, sizes: LayerSizes, row: Any, rows: int) -> None:
-    """The factors of the norms of some rows."""
+def factor(squares: Any, scale: Any, sizes: LayerSizes, sequence: Any) -> None:
+    """The factors of the norms of some rows; `sequence` is that of a row."""
+    rows = int(scale.shape[0])
     T.clear(scale)
     for column in T.unroll(sizes.hidden // COLUMNS):
         for i in T.Parallel(rows):
-            scale[i] += squares[column, row + i]
+            scale[i] += squares[column, sequence(i)]
     for i in T.Parallel(rows):
         scale[i] = T.rsqrt(scale[i] / sizes.hidden + sizes.epsilon)
 
@@ -84,7 +85,7 @@ def rotate(
     s, half, each = sizes, sizes.width // 2, sizes.heads // sizes.groups
     fresh = T.alloc((each + 2, s.width), "float32", level="l0")
     scale = T.alloc((1,), "float32", level="l0")
-    factor(squares, scale, s, row, 1)
+    factor(squares, scale, s, lambda i: row)
     T.clear(fresh)
     for split in T.unroll(int(QKV.shape[0])):
         for i, j in T.Parallel(each + 2, s.width):
@@ -187,21 +188,21 @@ def attend(
 
 
 @T.macro
-def combined(S: Any, L: Any, o: Any, sizes: LayerSizes, first: Any, heads: int, row: Any) -> None:
-    """Some heads' attention over all keys, (heads, width)."""
-    s = sizes
-    most = T.alloc((heads,), "float32", level="l0")
-    total = T.alloc((heads,), "float32", level="l0")
+def combine(S: Any, L: Any, sizes: LayerSizes, o: Any, place: Any, is_first: Any) -> None:
+    """Some heads' attention over all keys, (heads, width); `place` is of a row the sequence and the head."""
+    s, rows = sizes, int(o.shape[0])
+    most = T.alloc((rows,), "float32", level="l0")
+    total = T.alloc((rows,), "float32", level="l0")
     T.fill(most, -1e30)
     T.clear(total)
     T.clear(o)
     for span in T.unroll(s.spans + 1):
-        for i in T.Parallel(heads):
-            most[i] = T.max(most[i], L[span, row, first + i, 0])
+        for i in T.Parallel(rows):
+            most[i] = T.max(most[i], L[span, place(i)[0], place(i)[1], 0])
     for span in T.unroll(s.spans + 1):
-        for i in T.Parallel(heads):
-            total[i] += T.exp2(L[span, row, first + i, 0] - most[i]) * L[span, row, first + i, 1]
-        for i, j in T.Parallel(heads, s.width):
-            o[i, j] += T.exp2(L[span, row, first + i, 0] - most[i]) * S[span, row, first + i, j]
-    for i, j in T.Parallel(heads, s.width):
+        for i in T.Parallel(rows):
+            total[i] += T.exp2(L[span, place(i)[0], place(i)[1], 0] - most[i]) * L[span, place(i)[0], place(i)[1], 1]
+        for i, j in T.Parallel(rows, s.width):
+            o[i, j] += T.exp2(L[span, place(i)[0], place(i)[1], 0] - most[i]) * S[span, place(i)[0], place(i)[1], j]
+    for i, j in T.Parallel(rows, s.width):
         o[i, j] = o[i, j] / total[i]

@@ -112,7 +112,7 @@ def gate_up(
     c = T.alloc((TOKENS, 2 * high), "float32", level="l0")
     made = T.alloc((TOKENS, 2 * high), "float32", level="l1")
     expert = T.alloc_var("int32")
-    factor(squares, found, s, 0, s.batch)
+    factor(squares, found, s, lambda i: i)
     T.copy(found, factors)
     choose(logits, factors, share, s)
     number(share, table, s)
@@ -135,8 +135,10 @@ def gate_up(
 
 
 @T.macro
-def down(W: Any, M: Any, picked: Any, D: Any, sizes: LayerSizes, layer: Any, column: Any, part: Any) -> None:
-    """A tile of D[part]: the sum over each `down_parts`-th slot of M[slot] W^T of its expert."""
+def down(
+    W: Any, M: Any, picked: Any, D: Any, sizes: LayerSizes, layer: Any, column: Any, part: Any, exchanged: bool
+) -> None:  # fmt: skip
+    """A tile of D[part]: the sum over each `down_parts`-th slot of M[slot] W^T of its expert, and over the devices."""
     s, depth, parts = sizes, math.gcd(sizes.inner, DEPTH), int(D.shape[0])
     x = T.alloc((TOKENS, depth), "bfloat16", level="l1")
     w = T.alloc((ROWS, depth), "bfloat16", level="l1")
@@ -149,6 +151,12 @@ def down(W: Any, M: Any, picked: Any, D: Any, sizes: LayerSizes, layer: Any, col
             T.copy(M[part + turn * parts, 0:TOKENS, k * depth : (k + 1) * depth], x)
             T.copy(W[layer, expert, column * ROWS, k * depth], w)
             T.gemm(x, w, c, transpose_B=True)
+    if exchanged:
+        made = T.alloc((TOKENS, ROWS), "float32", level="l1")
+        T.copy(c, made)
+        with T.Scale("device"):
+            T.allreduce(made[0 : s.batch, :])
+        T.copy(made, c)
     for i, j in T.Parallel(TOKENS, ROWS):
         if i < s.batch:
             D[part, i, column * ROWS + j] = c[i, j]

@@ -50,20 +50,21 @@ def split(x: Any, X: Any, of_X: Any, sizes: LayerSizes, place: Any) -> None:
 
 
 @T.macro
-def split_on_chip(x: Any, tiles: Any, of_x: Any) -> None:
-    """The two terms of one sequence's features, 128 in each row of x, as the first rows of tiles; others are zero."""
-    steps, rows = int(tiles.shape[0]), int(tiles.shape[1])
-    factor = T.alloc((steps,), "float32", level="l0")
-    inverse = T.alloc((steps,), "float32", level="l0")
+def split_on_chip(x: Any, tiles: Any, of_x: Any, sizes: LayerSizes) -> None:
+    """The two terms of 128 features of a sequence in each row of x, as rows of tiles, whose other rows are zero."""
+    n, steps, rows = sizes.batch, int(tiles.shape[0]), int(tiles.shape[1])
+    factor = T.alloc((steps * n,), "float32", level="l0")
+    inverse = T.alloc((steps * n,), "float32", level="l0")
     measure(x, factor, inverse)
-    for k in T.Parallel(steps):
-        of_x[k, 0] = factor[k]
-        of_x[k, 1] = factor[k] / FINER
-    for k, i in T.Parallel(steps, rows - 2):
-        of_x[k, 2 + i] = 0
-    for k, j in T.Parallel(steps, DEPTH):
-        tiles[k, 0, j] = first(x[k, j], inverse[k])
-        tiles[k, 1, j] = second(x[k, j], inverse[k])
+    for r in T.Parallel(steps * n):
+        of_x[r // n, r % n] = factor[r]
+        of_x[r // n, n + r % n] = factor[r] / FINER
+    if rows > 2 * n:
+        for k, i in T.Parallel(steps, rows - 2 * n):
+            of_x[k, 2 * n + i] = 0
+    for r, j in T.Parallel(steps * n, DEPTH):
+        tiles[r // n, r % n, j] = first(x[r, j], inverse[r])
+        tiles[r // n, n + r % n, j] = second(x[r, j], inverse[r])
 
 
 @T.macro
