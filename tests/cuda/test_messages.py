@@ -235,6 +235,18 @@ def test_one_rank_alone_copies(job: Callable[..., Ranks]):
     assert torch.equal(x, out)
 
 
+@pytest.mark.parametrize(("name", "algorithm"), [("broadcast", "direct"), ("allreduce", "one_shot")])
+def test_one_rank_alone_does_nothing_in_place(
+    name: str, algorithm: str, library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    """Not even a copy to where it comes from: a graph of that would be empty, which PyTorch warns of."""
+    (own,) = Ranks(monkeypatch, library, {"device": 1}).owners
+    x = torch.arange(6.0)
+    bound = LAUNCHERS[name, algorithm](own, stand(name))
+    assert bound(Operands(x, x.view(6))) == []
+    assert len(bound(Operands(x, torch.zeros(6)))) == 1
+
+
 @pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"])
 def test_groups_that_share_memory(name: str, library: Library, monkeypatch: pytest.MonkeyPatch):
     """Kernels inside two groups of three, messages between threads; chunks of 500 elements are long, tails short."""

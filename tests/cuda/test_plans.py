@@ -5,9 +5,10 @@ import gc
 import weakref
 from itertools import count
 
+import pytest
 import torch
 
-from tilescale.backends.cuda.running.plans import ALIGNED, KEPT, CallPlan, CallPlans
+from tilescale.backends.cuda.running.plans import ALIGNED, KEPT, LAUNCHED_BEFORE, CallPlan, CallPlans
 
 
 def test_calls_are_told_apart_by_all_that_kernels_see_but_for_places():
@@ -58,3 +59,24 @@ def test_no_plan_ends_while_a_graph_is_captured():
     capturing = False
     keep()
     assert len(ended()) == KEPT + 2 and plans.get((KEPT + 2,)) is not None
+
+
+def test_calls_without_work_make_no_graph(monkeypatch: pytest.MonkeyPatch):
+    """At other addresses the same form may have work, such as a copy that was one of a tensor to itself."""
+    captured = []
+
+    class Replay:
+        def __init__(self, launches: list, given: tuple, kinds: list) -> None:
+            captured.append((launches, given))
+
+        def launch(self, given: tuple, bind: object, stream: int) -> bool:
+            return True
+
+    monkeypatch.setattr("tilescale.backends.cuda.running.plans.GraphReplay", Replay)
+    plan, copy = CallPlan([4, 4], can_repeat=True), lambda: None
+    for _ in range(LAUNCHED_BEFORE + 3):
+        plan.launch((1, 1), lambda: [], 0)
+    assert captured == []
+    plan.launch((1, 2), lambda: [copy], 0)
+    plan.launch((1, 1), lambda: [], 0)
+    assert captured == [([copy], (1, 2))]

@@ -83,7 +83,9 @@ class CallPlan:
             self._calls += 1
             return run(self._launches(given, bind))
         if self._replay is None:
-            self._replay = GraphReplay(self._launches(given, bind), given, self._kinds)
+            if not (launches := self._launches(given, bind)):
+                return None  # other addresses may have some
+            self._replay = GraphReplay(launches, given, self._kinds)
             self._bound.clear()
         if self._replay.launch(given, bind, stream):
             return None

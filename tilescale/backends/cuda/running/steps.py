@@ -85,6 +85,11 @@ def copied(source: torch.Tensor, out: torch.Tensor) -> StreamWork:
     return lambda: out.copy_(source.reshape(out.shape))  # reshaping may copy
 
 
+def moved(source: torch.Tensor, out: torch.Tensor) -> list[StreamWork]:
+    """`copied`; nothing where both are the same memory, as a launch that adds no work would make an empty graph."""
+    return [] if source.data_ptr() == out.data_ptr() else [copied(source, out)]
+
+
 def run(launches: Iterable[StreamWork]) -> None:
     """Work in order."""
     for launch in launches:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from tilescale.backends.cuda.running.collectives.setting import Operands
-from tilescale.backends.cuda.running.steps import StreamWork, copied, run
+from tilescale.backends.cuda.running.steps import StreamWork, moved, run
 
 Change = Callable[["torch.Tensor"], list[StreamWork]]
 """A change of a contiguous tensor in place."""
@@ -24,7 +24,7 @@ Exchange = Callable[["torch.Tensor", "torch.Tensor"], list[StreamWork]]
 def in_place(given: Operands, change: Change) -> list[StreamWork]:
     """`change` for any target, into which the source is copied first."""
     tensor = given.target
-    before = [] if given.source.data_ptr() == tensor.data_ptr() else [copied(given.source, tensor)]
+    before = moved(given.source, tensor)
     if tensor.is_contiguous():
         return [*before, *change(tensor)]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ from tilescale.backends.cuda.running.collectives.kernels import (
 from tilescale.backends.cuda.running.collectives.setting import PlacedCollective, SiblingDevices
 from tilescale.backends.cuda.running.collectives.workspaces import Inbox, SlotShape
 from tilescale.backends.cuda.running.program_context import ProgramContext
-from tilescale.backends.cuda.running.steps import StreamWork
+from tilescale.backends.cuda.running.steps import StreamWork, moved
 from tilescale.backends.tilelang.lowering.reach import STORES
 from tilescale.backends.tilelang.ptx import WARP
 from tilescale.comm.heap.arena import round_up
@@ -286,7 +285,7 @@ class BlockMessages:
         if parts.nbytes == 0:
             return []
         if self.team.size == 1:
-            return [partial(target.copy_, source.view_as(target))]
+            return moved(source, target)
         context, (form, *straight) = self._context, self._forms.of(parts.nbytes)
         blocks = self._blocks[form]
         if form in SHARING:

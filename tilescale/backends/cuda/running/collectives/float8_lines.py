@@ -7,8 +7,6 @@ except for its data.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from tilescale.backends.cuda.running.collectives.exchanges import (
@@ -22,7 +20,7 @@ from tilescale.backends.cuda.running.collectives.kernels import THREADS, HeaderK
 from tilescale.backends.cuda.running.collectives.setting import PlacedCollective
 from tilescale.backends.cuda.running.collectives.workspaces import SlotShape
 from tilescale.backends.cuda.running.program_context import ProgramContext
-from tilescale.backends.cuda.running.steps import StreamWork
+from tilescale.backends.cuda.running.steps import StreamWork, moved
 from tilescale.backends.tilelang.ptx import WARP
 from tilescale.program.wire import line_floats
 
@@ -58,7 +56,7 @@ class LineMessages:
         if parts.nbytes == 0:
             return []
         if self.team.size == 1:
-            return [partial(target.copy_, source.view_as(target))]
+            return moved(source, target)
         context, (_, sets) = self._context, FUNCTIONS[self._placed.made.name]
         blocks, threads = self._grid(parts.nbytes // source.itemsize)
         warps = self._blocks * THREADS // WARP
