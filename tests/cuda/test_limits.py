@@ -11,7 +11,7 @@ import tilescale
 import tilescale.language as T
 from tests.cuda.support import lowered
 from tilescale.backends.cuda import support
-from tilescale.errors import ShapeError
+from tilescale.errors import Location, ShapeError, UnsupportedError
 
 
 def product(m: int, n: int, threads: int, scale: str = "block", policy: Any = None) -> Any:
@@ -197,3 +197,27 @@ def test_tiles_are_checked_without_the_rest_of_a_lowering(monkeypatch: pytest.Mo
 
 def test_the_emulator_of_another_machine_shares_out_any_tile():
     runs(passed_through((3, 11), 32), (3, 11), "mi300x-8")
+
+
+def test_a_program_without_a_lowering_is_emulated_and_said_to_be_one(monkeypatch: pytest.MonkeyPatch):
+    """In doubt about its tiles a program is lowered, which may fail for another reason."""
+    lowerings = []
+
+    def lower(*given: Any) -> Any:
+        lowerings.append(given)
+        raise UnsupportedError("no bulk copies of such rows", where=Location("program.py", 7))
+
+    monkeypatch.setattr(support, "may_be_uneven", lambda program, machine: True)
+    monkeypatch.setattr(support, "lower", lower)
+    func, args = product(64, 64, 128), tensors(64, 64)
+    for _ in range(2):
+        report = tilescale.emulate(func, args, machine="h200-sxm-8")
+        assert report.unsupported.message == "no bulk copies of such rows"
+        assert "unsupported on h200-sxm-8: no bulk copies of such rows  program.py:7" in str(report)
+    assert len(lowerings) == 1 and args[2][0].eq(32).all()
+
+
+def test_a_program_with_a_lowering_is_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(support, "may_be_uneven", lambda program, machine: True)
+    report = tilescale.emulate(product(64, 64, 128), tensors(64, 64), machine="h200-sxm-8")
+    assert report.unsupported is None and "unsupported" not in str(report)

@@ -140,7 +140,8 @@ class Backend:
         generates: whether it generates text.
         target: the compilation target of a machine, as `tilelang.compile` takes it. Raises UnsupportedError.
         collectives: its algorithms for a collective.
-        check: raises errors of a program that every lowering for a machine has, and that the program can correct.
+        check: raises errors of a program that every lowering for a machine has, and that the program can correct;
+            returns the error of a program that the back end cannot lower, as far as it is known.
         find: a program lowered before, by the name of its builder, its machine and its number of units; None where the
             cache has none.
         pin: queries the hardware for what compilations in forked processes need, which must not; None where nothing is
@@ -159,7 +160,7 @@ class Backend:
     collectives: Callable[[Collective, CollectiveQuery, Target], AvailableAlgorithms] = lambda made, wanted, target: (
         everything(target.machine, wanted)
     )
-    check: Callable[[Program, Machine], None] = lambda program, machine: None
+    check: Callable[[Program, Machine], TileScaleError | None] = lambda program, machine: None
     find: Callable[[str, Machine, int | None], LoweredBefore | None] = lambda builder, machine, units: None
     pin: Callable[[], None] | None = None
     services: Callable[[], DeviceServices] | None = None
@@ -202,11 +203,11 @@ def available(made: Collective, wanted: CollectiveQuery, target: Target) -> Avai
     return next((each for each in found if each.names), everything(target.machine, wanted))
 
 
-def check(program: Program, machine: Machine) -> None:
-    """Check a program by the back ends that generate text for a machine, on any computer. Raises their errors."""
-    for backend in _BACKENDS:
-        if backend.supports(machine):
-            backend.check(program, machine)
+def check(program: Program, machine: Machine) -> TileScaleError | None:
+    """Check a program by the back ends that generate text for a machine, on any computer. Raises their errors; returns
+    the first one of a lowering that is not supported, as `Backend.check`."""
+    found = [backend.check(program, machine) for backend in _BACKENDS if backend.supports(machine)]
+    return next((error for error in found if error is not None), None)
 
 
 def find(builder: str, machine: Machine, units: int | None) -> LoweredBefore | None:

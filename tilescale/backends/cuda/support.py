@@ -61,27 +61,39 @@ def find(builder: str, machine: Machine, units: int | None) -> DeviceLowered | N
     return DeviceLowered(made) if made is not None else None
 
 
-_even: LruCache[Hashable, bool] = LruCache(256)
-"""Whether the tiles of a program can be distributed over threads, by function and machine; found by lowering it."""
+_even: LruCache[Hashable, TileScaleError | None] = LruCache(256)
+"""The error of a program without a lowering, by function and machine, where the program was lowered: its tiles can be
+distributed over threads as far as is known."""
 
 
-def check(program: Program, machine: Machine) -> None:
+def check(program: Program, machine: Machine) -> TileScaleError | None:
     """Raise the errors of a program that every lowering for a machine has. Only TileLang can infer layouts of tiles in
     registers, so in doubt the program is lowered.
+
+    Returns:
+        The error of a lowering that fails for another reason. Such a program can still be emulated.
 
     Raises:
         ShapeError: the tiles of a unit cannot be distributed over its threads.
     """
     check_threads(program, machine)
     key = program.func, machine.digest
-    if key not in _even and may_be_uneven(program, machine):
-        try:
-            lower(program, AnyTarget.of(program, machine)).check_tiles()
-        except ShapeError:
-            raise
-        except TileScaleError:
-            pass  # programs without a lowering may still be emulated
-        _even[key] = True
+    if key not in _even:
+        if not may_be_uneven(program, machine):
+            return None
+        _even[key] = _unsupported(program, machine)
+    return _even[key]
+
+
+def _unsupported(program: Program, machine: Machine) -> TileScaleError | None:
+    try:
+        lower(program, AnyTarget.of(program, machine)).check_tiles()
+    except ShapeError:
+        raise
+    except TileScaleError as error:
+        error.__cause__ = error.__context__ = None  # their frames keep the lowering alive
+        return error.with_traceback(None)
+    return None
 
 
 def collectives(made: Collective, wanted: CollectiveQuery, target: AnyTarget) -> AvailableAlgorithms:

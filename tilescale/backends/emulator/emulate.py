@@ -123,7 +123,7 @@ def emulate_program(
     data = not _without_values(args) if data is None else data
     if not program.is_hierarchical:
         check_rules(program)  # others have been checked
-    check_machine(program, target)
+    unsupported = check_machine(program, target)
     if args is None and data:
         raise ArgumentError("there are no arguments", hint="pass tensors, or data=False for the time alone")
     if assume is not None and data:
@@ -156,7 +156,7 @@ def emulate_program(
     recorded = None if record is None else lambda: record
     if recorded is None and time:
         recorded = partial(_recorded, program, target, _shapes(per_unit))
-    return Report(program.name, target, tuple(run.activity), wall_s, recorded, *found)
+    return Report(program.name, target, tuple(run.activity), wall_s, recorded, *found, unsupported)
 
 
 def _recorded(program: Program, target: Machine, per_unit: list[list[Any]]) -> Recorder:

@@ -14,7 +14,7 @@ from typing import overload
 
 from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.run import Activity
-from tilescale.errors import Location, UsageError
+from tilescale.errors import Location, TileScaleError, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_bytes
 from tilescale.program.preformatted import preformatted
@@ -44,6 +44,8 @@ class Report:
         diverged: parts of tensors that were equal on all units at the start and differ at the end.
         redundant_waits: waits that order no two accesses to one element of this run, if its races were checked: the
             flag's name and the line.
+        unsupported: the error of a program that has been lowered for the machine, in doubt about its tiles, and that
+            cannot run there.
     """
 
     program: str
@@ -57,6 +59,7 @@ class Report:
     negative: Mapping[tuple[str, Location | None], int] = field(default_factory=dict)
     unwritten: Sequence[tuple[str, Location | None]] = ()
     diverged: Sequence[tuple[str, Location | None]] = ()
+    unsupported: TileScaleError | None = None
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -147,6 +150,9 @@ class Report:
             yield f"diverged: all units were given the same, and end with different values of {part}{_place(where)}"
         for name, where in self.redundant_waits:
             yield f"redundant wait for {name}: no access of this run needs it{_place(where)}"
+        if self.unsupported is not None:
+            where = self.unsupported.where[0] if self.unsupported.where else None
+            yield f"unsupported on {self.machine.name}: {self.unsupported.message}{_place(where)}"
 
     def _activity(self) -> str:
         rows = list(self._rows())
