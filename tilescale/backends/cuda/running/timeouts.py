@@ -38,6 +38,7 @@ class WaitFailure(IntEnum):
     DIFFERENT = 3  # a rank arrived at another barrier, or with other arguments
     ROWS = 4  # an all-to-all of unequal parts has more rows than its source (index 0), or its target (1)
     POLL = 5  # a polled value does not change
+    PHASE = 6  # a phase of an mbarrier is not complete; the grid has ended with an error
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,12 @@ class WaitReport:
 
     Attributes:
         rank: the rank.
-        site: number of the place in the program.
+        site: number of the place in the program; for PHASE of the kernel.
         block: coordinates of the tile program, x first.
         index: index of the flag in its tensor, or the rank that did not arrive.
         expected, seen: values of the flag (for OUTSIDE, `expected` is how many flags there are), or of the barrier;
-            for ROWS the capacity and the number of rows, or a negative number.
+            for ROWS the capacity and the number of rows, or a negative number; for PHASE they are 16 characters of the
+            mbarriers' name, whose index is that of the barrier, twice, plus the parity.
     """
 
     rank: int
@@ -66,11 +68,15 @@ def decode(words: Sequence[int]) -> list[WaitReport]:
     """The complete rows of an array, by rank."""
     reports = []
     for rank, begin in enumerate(range(HEAD, len(words), ROW)):
-        state, kind, site, block, index, expected, seen = words[begin : begin + 7]
-        if state == COMPLETE:
-            at = (block & 0x7FFF_FFFF, block >> 31 & 0xFFFF, block >> 47 & 0xFFFF)
-            reports.append(WaitReport(rank, WaitFailure(kind), site, at, index, expected, seen))
+        if words[begin] == COMPLETE:
+            reports.append(_report(rank, words[begin : begin + ROW]))
     return reports
+
+
+def _report(rank: int, row: Sequence[int]) -> WaitReport:
+    _, kind, site, block, index, expected, seen, _ = row
+    at = (block & 0x7FFF_FFFF, block >> 31 & 0xFFFF, block >> 47 & 0xFFFF)
+    return WaitReport(rank, WaitFailure(kind), site, at, index, expected, seen)
 
 
 _WORDS = 512
@@ -80,14 +86,14 @@ _kept: list[torch.Tensor] = []
 """Pages of words that devices may still write after their owner is gone, because calls are queued."""
 
 
-def _pinned_words() -> Iterator[torch.Tensor]:
-    """Words that devices write, each zero. The driver takes as long to pin one as to pin a page."""
+def _pinned_rows() -> Iterator[torch.Tensor]:
+    """Rows of words that devices write, each zero. The driver takes as long to pin one as to pin a page."""
     while True:
         _kept.append(torch.zeros(_WORDS, dtype=torch.int64, pin_memory=True))
-        yield from _kept[-1].split(1)
+        yield from _kept[-1].split(ROW)
 
 
-_unused = _pinned_words()
+_unused = _pinned_rows()
 
 
 @cache
@@ -151,9 +157,15 @@ class WaitRecords:
         dtype = {4: torch.int32, 8: torch.int64}[word.nbytes]
         return self.read_concurrently(tensor_at(word.address, (1,), (1,), dtype, self._heap.device, lambda: None))[0]
 
+    @property
+    def ended(self) -> WaitReport | None:
+        """The report of this rank's grid that has ended with an error, after which the device answers nothing."""
+        report = _report(self._head[5], self._stopped) if self.failed else None
+        return report if report is not None and report.kind is WaitFailure.PHASE else None
+
     def read(self) -> list[WaitReport]:
         """The failed waits of all ranks that this device knows, also while kernels run."""
-        return decode(self.read_concurrently(self._words))
+        return [self.ended] if self.ended else decode(self.read_concurrently(self._words))
 
     def read_concurrently(self, tensor: torch.Tensor) -> list[int]:
         """The current numbers in a tensor on this device, also while kernels run."""
@@ -165,4 +177,4 @@ class WaitRecords:
         self._words.zero_()
         self.device[: len(self._head)].copy_(torch.tensor(self._head))
         torch.cuda.synchronize(self._heap.device)
-        self._stopped[0] = 0
+        self._host.zero_()

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tilelang_core import ir, specialise, tl
+from tilelang_core import first_calls, ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.tilelang.headers import header
-from tilescale.backends.tilelang.lowering.arguments import Argument, KernelParameters, PeerInstances, WaitSite
+from tilescale.backends.tilelang.lowering.arguments import (
+    Argument,
+    KernelParameters,
+    PeerInstances,
+    WaitLimit,
+    WaitRecord,
+    WaitSite,
+)
 from tilescale.backends.tilelang.lowering.phase import Phase
 from tilescale.errors import Location
 from tilescale.program.model import Program
@@ -48,7 +55,8 @@ def prelude(package: str, *headers: str) -> str:
     """The device functions of a kernel, some from the package of an instruction set; a part of its text, so of every
     cache key.
     """
-    return "".join(header(name, package) + "\n" for name in ("memory.cuh", "sync.cuh", "combine.cuh", *headers))
+    first = ("memory.cuh", "sync.cuh", "phases.cuh", "combine.cuh")
+    return "".join(header(name, package) + "\n" for name in (*first, *headers))
 
 
 def lower(phase: Phase) -> LoweredKernel:
@@ -63,6 +71,9 @@ def lower(phase: Phase) -> LoweredKernel:
         _attributes(phase.program, _rules_out_producers(phase, signature)),
     )
     arguments = tuple(signature.arguments[i] for i in order)
+    if {WaitLimit(), WaitRecord()} <= set(arguments):
+        bound = arguments.index(WaitLimit()), arguments.index(WaitRecord())
+        func = first_calls.marked(func, "tilescale::bound_phases", bound, phase.number)
     return LoweredKernel(
         func,
         arguments,
