@@ -87,7 +87,8 @@ def accumulate(
     tiles = s.each(int(C.shape[0]), int(W.shape[1]) // high)
     w = T.alloc((high, DEPTH), s.weights, level="l1")
     c = T.alloc((high, s.rows), "float32", level="l0")
-    made = T.alloc((s.batch, tiles * high), "float32", level="l1") if exchanged else C
+    if exchanged:
+        made = T.alloc((s.batch, tiles * high), "float32", level="l1")
     for tile in T.serial(tiles):
         T.clear(c)
         for k in T.Pipelined(steps, num_stages=4):
