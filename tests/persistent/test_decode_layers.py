@@ -166,7 +166,7 @@ def test_layers_are_the_reference(sizes: LayerSizes, fused: bool, small: Machine
 
 def test_tasks_make_activations_of_several_parts(small: Machine):
     """Each of one part of K, of two sequences and two terms; without races."""
-    big = {"hidden": 1024, "heads": 8, "groups": 1, "inner": 1024, "keys": 64, "blocks": 2 * FEW}
+    big = {"hidden": 1024, "heads": 8, "groups": 1, "inner": 1024, "keys": 64, "blocks": 12}
     sizes = LayerSizes(2, 2, weights=FLOAT8, **big)
     assert all(sizes.made) and min(sizes.parts) > 1
     compare(sizes, persistent(decode_layers(sizes), small)[0], arguments(sizes), small, check="all")

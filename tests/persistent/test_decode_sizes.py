@@ -102,11 +102,14 @@ def test_products_have_the_fewest_parts_where_phases_make_activations():
         ({"batch": 2}, Made(True, False, True, True)),
         ({"batch": 4}, Made(True, False, True, False)),
         ({"batch": 16}, Made(False, False, False, False)),
+        ({"devices": 2, "heads": 16, "groups": 4, "inner": 7168}, Made(True, True, True, True)),
+        ({"devices": 8, "heads": 4, "groups": 1, "inner": 1792, "batch": 16}, Made(False, False, False, False)),
         ({"hidden": 2048, "inner": 768, "experts": 64, "choices": 8}, Made(True, True, False, False)),
     ],
 )
 def test_tasks_make_activations_of_few_numbers(changes: dict[str, Any], made: Made):
-    """Attention's, where a head is as wide as a step of K; those of experts are stored."""
+    """Attention's, where a head is as wide as a step of K; those of experts are stored. Sums of many devices' parts are
+    a phase: then each device sends one sum."""
     assert LayerSizes(**changes).made == made
 
 

@@ -35,6 +35,9 @@ FLOAT8 = "float8_e4m3fn"
 PHASE = 80 << 10
 """Bytes of results that a block reads and writes in the time of a phase more (H200: about 2.5 us)."""
 
+LINK = 8
+"""Bytes that a block reads from the cache in the time in which one is sent to another device (H200)."""
+
 MADE = 32
 """Steps of K, of all sequences, whose activations a task makes, at most: they are in registers."""
 
@@ -218,17 +221,17 @@ class LayerSizes:
         """The bytes that a block reads for each product, if its tasks make the activations, and if a phase does."""
         never = float("inf")
         here, apart = self._input(2 * (self.spans + 1), self.heads * self.width, parts.out)  # with the weights of spans
-        of_attention = [
-            self._input(parts.down + 1, self.hidden, parts.into),
-            (here if self.width == DEPTH else never, apart),
-        ]
+        into, up = self._summed(parts.down, parts.into), self._summed(parts.out, parts.up)
+        of_attention = (here if self.width == DEPTH else never, apart)
         if self.experts:
-            return [*of_attention, (never, 0), (never, 0)]
-        return [
-            *of_attention,
-            self._input(parts.out + 1, self.hidden, parts.up),
-            self._input(2 * parts.up, self.inner, parts.down),
-        ]
+            return [into, of_attention, (never, 0), (never, 0)]
+        return [into, of_attention, up, self._input(2 * parts.up, self.inner, parts.down)]
+
+    def _summed(self, sources: int, parts: int) -> tuple[float, float]:
+        """The same for the residual stream and parts of a sum: devices send each part, or in a phase the sum alone."""
+        here, apart = self._input(sources + 1, self.hidden, parts)
+        sent = LINK * 4 * self.hidden * self.batch * (self.devices - 1) / self.blocks
+        return here + sources * sent, apart + sent
 
     def _input(self, sources: int, features: int, parts: int) -> tuple[float, float]:
         """The same for a product of `features` inputs in `parts`, each of which is made of `sources` numbers."""
