@@ -61,19 +61,35 @@ def factor(squares: Any, scale: Any, sizes: LayerSizes, sequence: Any) -> None:
 
 
 @T.macro
-def normalize(fresh: Any, weights: Any, sizes: LayerSizes, layer: Any) -> None:
+def normalize(given: Any, norms: Any, sizes: LayerSizes) -> None:
     """Queries and the key behind them, each normalized; the value stays."""
     each, width = sizes.heads // sizes.groups, sizes.width
+    fresh = T.alloc((each + 2, width), "float32", level="l0")
     square = T.alloc((each + 2, width), "float32", level="l0")
     total = T.alloc((each + 2,), "float32", level="l0")
+    T.copy(given, fresh)
     for i, j in T.Parallel(each + 2, width):
         square[i, j] = fresh[i, j] * fresh[i, j]
     T.reduce_sum(square, total, dim=1)
     for i in T.Parallel(each + 2):
         total[i] = T.rsqrt(total[i] / width + sizes.epsilon)
     for i, j in T.Parallel(each + 2, width):
-        weight = T.if_then_else(i < each, weights[layer, 0, j], weights[layer, 1, j])
+        weight = T.if_then_else(i < each, norms[0, j], norms[1, j])
         fresh[i, j] *= T.if_then_else(i <= each, total[i] * weight, 1)
+    T.copy(fresh, given)
+
+
+@T.macro
+def projected(QKV: Any, scale: Any, given: Any, first: int, heads: int, row: Any, head: Any) -> None:
+    """Some heads of a sequence, the sums of their parts, as rows of `given`; `head` is of one of them its number."""
+    width = int(given.shape[1])
+    fresh = T.alloc((heads, width), "float32", level="l0")
+    T.clear(fresh)
+    for part in T.unroll(int(QKV.shape[0])):
+        for i, j in T.Parallel(heads, width):
+            fresh[i, j] += QKV[part, row, head(i) * width + j]
+    for i, j in T.Parallel(heads, width):
+        given[first + i, j] = fresh[i, j] * scale[0]
 
 
 @T.macro
@@ -81,26 +97,29 @@ def rotate(
     QKV: Any, squares: Any, heads: Any, angles: Any, q: Any, given: Any, turned: Any, sizes: LayerSizes,
     layer: Any, group: Any, row: Any,
 ) -> None:  # fmt: skip
-    """A group's queries, key and value as projected, the first two also rotated; the queries once more as a tile."""
+    """A group's queries, key and value as projected, the first two also rotated; the queries once more as a tile.
+
+    What depends on no other task is loaded first.
+    """
     s, half, each = sizes, sizes.width // 2, sizes.heads // sizes.groups
-    fresh = T.alloc((each + 2, s.width), "float32", level="l0")
     scale = T.alloc((1,), "float32", level="l0")
-    factor(squares, scale, s, lambda i: row)
-    T.clear(fresh)
-    for split in T.unroll(int(QKV.shape[0])):
-        for i, j in T.Parallel(each + 2, s.width):
-            head = T.if_then_else(i < each, group * each + i, s.heads + (i - each) * s.groups + group)
-            fresh[i, j] += QKV[split, row, head * s.width + j]
-    for i, j in T.Parallel(each + 2, s.width):
-        fresh[i, j] *= scale[0]
+    turns = T.alloc((2, half), "float32", level="l1")
+    T.copy(angles[:, row, :], turns)
     if s.head_norms:
-        normalize(fresh, heads, s, layer)
-    T.copy(fresh, given)
-    for i, j in T.Parallel(each + 1, half):
-        turned[i, j] = given[i, j] * angles[0, row, j] - given[i, half + j] * angles[1, row, j]
-        turned[i, half + j] = given[i, half + j] * angles[0, row, j] + given[i, j] * angles[1, row, j]
+        norms = T.alloc((2, s.width), "float32", level="l1")
+        T.copy(heads[layer, :, :], norms)
     for i, j in T.Parallel(s.queries, s.width):
-        q[i, j] = T.if_then_else(i < each, turned[T.min(i, each - 1), j], 0)
+        q[i, j] = 0
+    factor(squares, scale, s, lambda i: row)
+    projected(QKV, scale, given, 0, each, row, lambda i: group * each + i)
+    projected(QKV, scale, given, each, 2, row, lambda i: s.heads + i * s.groups + group)
+    if s.head_norms:
+        normalize(given, norms, s)
+    for i, j in T.Parallel(each + 1, half):
+        turned[i, j] = given[i, j] * turns[0, j] - given[i, half + j] * turns[1, j]
+        turned[i, half + j] = given[i, half + j] * turns[0, j] + given[i, j] * turns[1, j]
+    for i, j in T.Parallel(each, s.width):
+        q[i, j] = turned[i, j]
 
 
 @T.macro
@@ -148,7 +167,9 @@ def attend(
     before = T.alloc((rows,), "float32", level="l0")
     total = T.alloc((rows,), "float32", level="l0")
     first = span * tiles * SPAN
-    count = T.min(T.ceildiv(T.max(at[row] - first, 0), SPAN), tiles)
+    length = T.alloc_var("int32")
+    length = at[row]
+    count = T.min(T.ceildiv(T.max(length - first, 0), SPAN), tiles)
     if tiles == 1 and count > 0:
         load(K, table, at, k, s, layer, group, row, first)
         load(V, table, at, v, s, layer, group, row, first)
@@ -163,7 +184,7 @@ def attend(
         T.clear(score)
         T.gemm(k, q, score, transpose_B=True)
         for i, j in T.Parallel(SPAN, rows):
-            score[i, j] = T.if_then_else(first + tile * SPAN + i < at[row], score[i, j] * s.scale, -1e30)
+            score[i, j] = T.if_then_else(first + tile * SPAN + i < length, score[i, j] * s.scale, -1e30)
         T.reduce_max(score, peak, dim=0)
         for j in T.Parallel(rows):
             before[j] = most[j]
@@ -183,7 +204,7 @@ def attend(
         if j < each:
             L[span, row, group * each + j, 0] = most[j]
             L[span, row, group * each + j, 1] = total[j]
-    if at[row] // (tiles * SPAN) == span:
+    if length // (tiles * SPAN) == span:
         attend_to_itself(at, table, K, V, S, L, given, turned, s, layer, group, row)
 
 
