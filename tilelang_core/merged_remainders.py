@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""Indices with several remainders of sums, in a form that stock TileLang's FlattenBuffer does not get wrong.
+"""Indices with quotients and remainders of sums, in a form that stock TileLang's FlattenBuffer does not get wrong.
 
 As of TileLang 0.1.15 IterMapSimplify merges `(i // 5 + 12) % 24 * 5 + (i % 5 + 3) % 5` to `(i + 60) % 120`: the 3 is
-lost. A swizzled layout makes such an index of a constant row: `tile[7, j]` reads another column. Where IterMapSimplify
-would change the value of an index, its remainders are written as bit masks and truncated remainders, which are opaque
-to it. All other accesses keep the text that stock generates.
+lost. A swizzled layout makes such an index of a constant row: `tile[7, j]` reads another column. It also merges
+`i // 3 + (i + 1) // 3`, to `(i + 1) // 3 * 2 - 1`. Where it would change the value of an index, its remainders are
+written as bit masks and truncated remainders, which are opaque to it; if that is not enough its quotients, too. All
+other accesses keep the text that stock generates.
 """
 
 from __future__ import annotations
 
-import operator
-import random
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 from tvm.arith import Analyzer, iter_map_simplify
 from tvm.error import InternalError
@@ -23,13 +24,12 @@ from tilelang_core.ir import constant, contains, variables
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.rewrite import rewritten, with_indices
 
-_Point = dict[Any, int]
-_Value = Callable[[_Point], int]
-
-_SAMPLES, _UNKNOWN_EXTENT = 24, 1 << 10
-_BINARY: Mapping[type, Callable[[int, int], int]] = {
-    tirx.Add: operator.add, tirx.Sub: operator.sub, tirx.Mul: operator.mul, tirx.FloorDiv: operator.floordiv,
-    tirx.FloorMod: operator.mod, tirx.Min: min, tirx.Max: max,
+_MOST, _UNKNOWN_EXTENT = 1 << 11, 1 << 10
+"""Points at which values are compared, and extents that are not known there."""
+_REMAINDERS, _DIVISIONS = (tirx.FloorMod,), (tirx.FloorMod, tirx.FloorDiv)
+_BINARY: Mapping[type, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    tirx.Add: np.add, tirx.Sub: np.subtract, tirx.Mul: np.multiply, tirx.FloorDiv: np.floor_divide,
+    tirx.FloorMod: np.mod, tirx.Min: np.minimum, tirx.Max: np.maximum,
 }  # fmt: skip
 
 
@@ -41,7 +41,10 @@ def with_kept_remainders(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def leave(node: Any) -> Any:
         if not isinstance(node, tirx.BufferLoad | tirx.BufferStore) or not _loses_value(node, ranges):
             return None
-        return with_indices(node, [_opaque(index, analyzer) for index in node.indices])
+        kept = with_indices(node, [_opaque(index, analyzer, _REMAINDERS) for index in node.indices])
+        if not _loses_value(kept, ranges):
+            return kept
+        return with_indices(node, [_opaque(index, analyzer, _DIVISIONS) for index in node.indices])
 
     return rewritten(func, leave)
 
@@ -65,58 +68,68 @@ def _is_remainder_of_sum(node: Any) -> bool:
 
 
 def _agree(one: tirx.PrimExpr, other: tirx.PrimExpr, used: set[tirx.Var], iters: Mapping[tirx.Var, Range]) -> bool:
-    """Whether two expressions have the same value at points drawn at random: most points show a lost term."""
-    draw, compared = random.Random(0), False
-    mine, others = _function(one), _function(other)
-    for _ in range(_SAMPLES):
-        point: _Point = {}
-        for var in sorted(used, key=lambda var: var.name):
-            begin, extent = (iters[var].min, iters[var].extent) if var in iters else (0, _UNKNOWN_EXTENT)
-            point[var] = (constant(begin) or 0) + draw.randrange(constant(extent) or _UNKNOWN_EXTENT)
-        wanted = _defined(mine, point)
-        if wanted is None:
-            continue
-        if _defined(others, point) != wanted:
-            return False
-        compared = True
-    return compared
+    """Whether two expressions have the same value at all points, or at some drawn at random if there are too many."""
+    points = _Points(sorted(used, key=lambda var: var.name), iters)
+    wanted = points.values(one)
+    defined = ~points.undefined
+    found = points.values(other)
+    differ = points.undefined | (wanted != found)
+    return bool(defined.any()) and not bool((differ & defined).any())
 
 
-def _defined(value: _Value, point: _Point) -> int | None:
-    """The value of an expression at a point, None where it divides by zero: a size that no program runs with."""
-    try:
-        return value(point)
-    except ZeroDivisionError:
-        return None
+class _Points:
+    """Values of variables, and of expressions of these, at a number of points.
+
+    Attributes:
+        undefined: the points where an expression so far divides by zero: sizes that no program runs with.
+    """
+
+    def __init__(self, used: Sequence[tirx.Var], iters: Mapping[tirx.Var, Range]) -> None:
+        draw = np.random.default_rng(0)
+        begins = [constant(iters[var].min) or 0 if var in iters else 0 for var in used]
+        extents = [(constant(iters[var].extent) if var in iters else None) or _UNKNOWN_EXTENT for var in used]
+        if (every := math.prod(extents)) <= _MOST:
+            at = np.unravel_index(np.arange(every), extents) if used else []
+        else:
+            every, at = _MOST, [draw.integers(extent, size=_MOST) for extent in extents]
+        self.undefined = np.zeros(every, dtype=bool)
+        self._draw, self._others = draw, dict[str, np.ndarray]()
+        self._known = {var: begin + place for var, begin, place in zip(used, begins, at, strict=True)}
+
+    def values(self, expr: tirx.PrimExpr) -> np.ndarray:
+        """The values of an expression; loads and calls have arbitrary but consistent ones."""
+        if (compute := _BINARY.get(type(expr))) is not None:
+            a, b = self.values(expr.a), self.values(expr.b)
+            if isinstance(expr, _DIVISIONS):
+                self.undefined |= b == 0
+                b = np.where(b == 0, 1, b)
+            return compute(a, b)
+        if isinstance(expr, tirx.Var):
+            return self._known[expr]
+        if isinstance(expr, tirx.IntImm):
+            return np.full(len(self.undefined), int(expr.value))
+        if isinstance(expr, tirx.Cast):
+            return self.values(expr.value)
+        if str(expr) not in self._others:
+            self._others[str(expr)] = self._draw.integers(_UNKNOWN_EXTENT, size=len(self.undefined))
+        return self._others[str(expr)]
 
 
-def _function(expr: tirx.PrimExpr) -> _Value:
-    """The value of an expression as a function of a point; loads and calls have arbitrary but consistent values."""
-    if (compute := _BINARY.get(type(expr))) is not None:
-        a, b = _function(expr.a), _function(expr.b)
-        return lambda point: compute(a(point), b(point))
-    if isinstance(expr, tirx.Var):
-        return lambda point: point[expr]
-    if isinstance(expr, tirx.IntImm):
-        number = int(expr.value)
-        return lambda point: number
-    if isinstance(expr, tirx.Cast):
-        return _function(expr.value)
-    text = str(expr)
-    return lambda point: point.setdefault(text, len(point))
-
-
-def _opaque(index: tirx.PrimExpr, analyzer: Analyzer) -> tirx.PrimExpr:
-    """The index with remainders that IterMapSimplify leaves alone."""
+def _opaque(index: tirx.PrimExpr, analyzer: Analyzer, which: tuple[type, ...]) -> tirx.PrimExpr:
+    """The index with remainders, and perhaps quotients, that IterMapSimplify leaves alone."""
     if isinstance(index, tirx.Cast):
-        return tirx.Cast(index.dtype, _opaque(index.value, analyzer))
+        return tirx.Cast(index.dtype, _opaque(index.value, analyzer, which))
     if type(index) not in _BINARY:
         return index
-    a, b = _opaque(index.a, analyzer), _opaque(index.b, analyzer)
-    divisor = constant(b) if isinstance(index, tirx.FloorMod) else None
+    a, b = _opaque(index.a, analyzer, which), _opaque(index.b, analyzer, which)
+    divisor = constant(b) if isinstance(index, which) else None
     if divisor is None or divisor < 1:
         return type(index)(a, b)
-    if divisor & (divisor - 1) == 0:
-        return tirx.bitwise_and(a, tirx.const(divisor - 1, a.dtype))
     by = tirx.const(divisor, a.dtype)
-    return tirx.truncmod(a if analyzer.can_prove(index.a >= 0) else tirx.truncmod(a, by) + by, by)
+    is_mask, is_positive = divisor & (divisor - 1) == 0, analyzer.can_prove(index.a >= 0)
+    if isinstance(index, tirx.FloorMod) and is_mask:
+        return tirx.bitwise_and(a, tirx.const(divisor - 1, a.dtype))
+    rest = tirx.truncmod(a if is_positive else tirx.truncmod(a, by) + by, by)
+    if isinstance(index, tirx.FloorMod):
+        return rest
+    return tirx.truncdiv(a if is_positive else a - rest, by)

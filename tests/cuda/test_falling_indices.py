@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import tilelang.transform
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ import tilescale.language as T
 from tests.cuda.support import source
 from tilelang_core import ir
 from tilelang_core.complements import with_complements
+from tilelang_core.merged_remainders import with_kept_remainders
 
 EXTENT = 6
 
@@ -61,8 +63,11 @@ def value(expr: Any, known: Mapping[Any, int]) -> int:
 
 def indices(func: tirx.PrimFunc, base: int) -> list[int]:
     """Indices of the stores of a function of `storing`, in order, after stock's passes."""
-    simple = tilelang.transform.Simplify()(IRModule({"main": func}))
-    flat = tilelang.transform.FlattenBuffer()(simple)["main"]
+    return flattened(tilelang.transform.Simplify()(IRModule({"main": func}))["main"], base)
+
+
+def flattened(func: tirx.PrimFunc, base: int) -> list[int]:
+    flat = tilelang.transform.FlattenBuffer()(IRModule({"main": func}))["main"]
     stores, loops = [], []
     post_order_visit(flat.body, lambda node: stores.append(node) if isinstance(node, tirx.BufferStore) else None)
     post_order_visit(flat.body, lambda node: loops.append(node.loop_var) if isinstance(node, tirx.For) else None)
@@ -81,7 +86,8 @@ def indices(func: tirx.PrimFunc, base: int) -> list[int]:
 def kept(index: Any, base: int, of_name: Any = None) -> None:
     points = [(i, j, int(index(base, i, j))) for i in range(EXTENT) for j in range(EXTENT)]
     want = [number if of_name is None else int(of_name(base, number, j)) for _, j, number in points]
-    assert indices(with_complements(storing(index, of_name)), base) == want
+    simple = tilelang.transform.Simplify()(IRModule({"main": with_complements(storing(index, of_name))}))["main"]
+    assert flattened(with_kept_remainders(simple), base) == want
 
 
 numbers = st.integers(-3, 3)
@@ -145,6 +151,37 @@ def test_analyses_simplify_them_to_the_same_values(index: Expression, bound: int
         known = dict(zip(names, values, strict=True))
         assert value(simple, known) == value(number, known)
         assert not is_less or value(number, known) < bound
+
+
+QUOTIENTS: dict[str, Expression] = {
+    "of neighbours": lambda base, i, j: j // 3 + (j + 1) // 3,
+    "of a remainder": lambda base, i, j: 1 + (i % 2 - 1) // 2,
+    "of a quotient": lambda base, i, j: (i + j // 4 * 2 + 1) // 4,
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_quotients_of_sums_keep_their_values(name: str):
+    kept(QUOTIENTS[name], 0)
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_stock_still_merges_quotients_of_sums(name: str):
+    """When this fails, a part of `tilelang_core/merged_remainders.py` can be removed."""
+    want = [QUOTIENTS[name](0, i, j) for i in range(EXTENT) for j in range(EXTENT)]
+    assert indices(storing(QUOTIENTS[name]), 0) != want
+
+
+def test_an_index_that_changes_at_one_of_many_points_is_kept():
+    """Its value is compared at each of them."""
+    i, handle = tirx.Var("i", "int32"), tirx.Var("handle", "handle")
+    out = tirx.decl_buffer((4096,), "int32", "out")
+    store = tirx.BufferStore(out, tirx.IntImm("int32", 1), [i // 999 + (i + 1) // 999])
+    loop = tirx.For(i, 0, 1998, tirx.ForKind.SERIAL, store)
+    func = tirx.PrimFunc([handle], loop, buffer_map={handle: out})
+    flat = tilelang.transform.FlattenBuffer()(IRModule({"main": with_kept_remainders(func)}))["main"]
+    (index,) = flat.body.body.indices
+    assert [value(index, {flat.body.loop_var: n}) for n in (997, 998, 999)] == [0, 1, 2]
 
 
 def test_the_stage_of_a_ring_that_follows_from_a_number_of_tasks_keeps_its_value():
