@@ -20,6 +20,7 @@ from typing import Any
 
 from tvm import tirx
 from tvm.arith import Analyzer
+from tvm.ir import Op
 
 from tilelang_core import ir
 from tilelang_core.ir import constant, contains
@@ -37,17 +38,20 @@ def with_complements(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ranges = loop_ranges(func.body)
     analyzer, plain = analyzer_of(ranges), {*func.params, *ranges} - _parallel_loops(func.body)
 
-    def wholly(value: tirx.PrimExpr) -> tirx.PrimExpr:
-        """An index, or a number that may become a part of one."""
-        divided = lambda node: _divided(node, analyzer, set()) if _is_division(node) else None  # noqa: E731
-        return rewrite(tirx.Evaluate(value), leave=divided).value
+    names, counts = _names_of_quotients(func.body), _trip_counts(func.body)
+
+    def in_index(node: Any) -> Any:
+        return _divided(node, analyzer, set(), names) if _is_division(node) else None
 
     def leave(node: Any) -> Any:
         if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
-            return with_indices(node, [wholly(index) for index in node.indices])
-        if isinstance(node, tirx.Bind) and node.var.dtype in ("int32", "int64"):
-            return at(tirx.Bind(node.var, _rising(wholly(node.value), analyzer, plain)), like=node)
-        return _divided(node, analyzer, plain) if _is_division(node) else None
+            return with_indices(node, [rewrite(tirx.Evaluate(i), leave=in_index).value for i in node.indices])
+        if isinstance(node, tirx.Bind) and node.var.dtype in ("int32", "int64"):  # it may be divided somewhere
+            return at(tirx.Bind(node.var, _rising(node.value, analyzer, plain)), like=node)
+        if not _is_division(node):
+            return None
+        made = _divided(node, analyzer, plain, names)
+        return made if made is None or made.same_as(node) or not any(map(node.same_as, counts)) else _truncated(node)
 
     return rewritten(func, leave)
 
@@ -76,10 +80,36 @@ def _parallel_loops(body: tirx.Stmt) -> set[tirx.Var]:
     return {loop.loop_var for loop in loops if loop.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)}
 
 
-def _divided(division: Any, analyzer: Analyzer, plain: set[tirx.Var]) -> Any:
+def _names_of_quotients(body: tirx.Stmt) -> set[tirx.Var]:
+    """Names of numbers with divisions of numbers that fall: TileLang puts the numbers in their places."""
+    names: set[tirx.Var] = set()
+
+    def falls(node: Any) -> bool:
+        return node in names if isinstance(node, tirx.Var) else _is_division(node) and contains(node.a, _takes_away)
+
+    for stmt in ir.statements(body):
+        if isinstance(stmt, tirx.Bind) and contains(stmt.value, falls):
+            names.add(stmt.var)
+    return names
+
+
+def _trip_counts(body: tirx.Stmt) -> list[tirx.FloorDiv]:
+    """Quotients in the extents of loops. TileLang derives wrong numbers of threads from complements there."""
+    extents = [tirx.Evaluate(stmt.extent) for stmt in ir.statements(body) if isinstance(stmt, tirx.For)]
+    return [node for extent in extents for node in ir.instances(extent, tirx.FloorDiv)]
+
+
+def _truncated(quotient: tirx.FloorDiv) -> tirx.PrimExpr:
+    """A quotient in a form that the simplifiers leave alone in a loop's extent."""
+    a, by = quotient.a, quotient.b
+    return tirx.truncdiv(a - tirx.truncmod(tirx.truncmod(a, by) + by, by), by)
+
+
+def _divided(division: Any, analyzer: Analyzer, plain: set[tirx.Var], names: set[tirx.Var]) -> Any:
     if constant(division.b) is None:
         return None
-    rising = _rising(division.a, analyzer, plain)
+    opaque = {name: tirx.bitwise_and(name, tirx.const(-1, name.dtype)) for name in ir.variables(division.a) & names}
+    rising = _rising(ir.substitute(division.a, opaque) if opaque else division.a, analyzer, plain)
     return division if rising.same_as(division.a) else type(division)(rising, division.b)
 
 
@@ -98,7 +128,10 @@ def _rising(value: tirx.PrimExpr, analyzer: Analyzer, plain: set[tirx.Var]) -> t
         is_kept = times > 0 or constant(value) is not None or value in plain
         return value * times if is_kept else _complement(value * -times, analyzer)
 
-    return added(value, 1) if contains(value, _takes_away) else value
+    if not contains(value, _takes_away):
+        return value
+    rising = added(value, 1)
+    return rising if contains(rising, _is_complement) else value
 
 
 def _complement(value: tirx.PrimExpr, analyzer: Analyzer) -> tirx.PrimExpr:
@@ -108,6 +141,10 @@ def _complement(value: tirx.PrimExpr, analyzer: Analyzer) -> tirx.PrimExpr:
         return tirx.bitwise_xor(value, tirx.const(-1, value.dtype)) + 1
     ones = tirx.const((1 << bound.max_value.bit_length()) - 1, value.dtype)
     return tirx.bitwise_and(tirx.bitwise_xor(value, ones), ones) - ones
+
+
+def _is_complement(node: Any) -> bool:
+    return isinstance(node, tirx.Call) and node.op.same_as(Op.get("tirx.bitwise_xor"))
 
 
 def _takes_away(node: Any) -> bool:

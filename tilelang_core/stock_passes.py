@@ -18,7 +18,7 @@ from tvm.tirx.transform import prim_func_pass
 def rewriting(name: str, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc], *, after: bool = False) -> Iterator[None]:
     """Within the block, stock's pass of this name gets functions rewritten, or what it made is, if `after`."""
     stock = getattr(tilelang.transform, name)
-    own = prim_func_pass(lambda func, module, context: rewrite(func), opt_level=0, name=f"tilelang_core.{name}")
+    own = prim_func_pass(lambda func, module, context: rewrite(func), opt_level=0, name=f"{name}'s rewrite")
 
     def passes(**options: Any) -> Sequential:
         return Sequential([stock(**options), own] if after else [own, stock(**options)])
