@@ -204,7 +204,6 @@ TARGETS = (
     _heap("ledger", "arena"),
     _heap("arena", "arena"),
     _heap("address_map", "address_map"),
-    _heap("reach", "reach"),
     _heap("cuda_vmm", "cuda_vmm"),
     _heap("descriptors", "descriptors", "host"),
     _heap("group", "providers", "descriptors", "host"),

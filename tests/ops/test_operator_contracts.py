@@ -125,7 +125,7 @@ ROUTED: dict[str, Callable[[ops.Routing], list[Any]]] = {
         [leaf(ROOM, 16), torch.rand(ROOM).requires_grad_(), to.order, to.sent, to.received, to.places, to.before, 6, ""]
     ),
     "moe_returns": lambda to: [torch.rand(ROOM), to.received, to.places, to.before, 6, ""],
-    "grouped_matmul": lambda to: [leaf(ROOM, 16), leaf(4, 16, 8), to.counts, to.owners],
+    "grouped_matmul": lambda to: [leaf(ROOM, 16), leaf(4, 16, 8), to.counts, to.owners, to.used],
     "grouped_outer": lambda to: [leaf(ROOM, 16).detach(), leaf(ROOM, 8).detach(), to.counts],
     "grouped_matmul_scaled": lambda to: (
         [narrow(ROOM, 128), narrow(4, 128, 128).mT, torch.ones(ROOM, 1), torch.ones(4, 1, 1), to.owners]

@@ -32,11 +32,11 @@ OPERATORS = {
 }
 
 OF_ROWS = {
-    "all_reduce_rms_norm": lambda op, a: op._made(a, a[0], None, 1e-6, 0.0, "", (None, None)),
-    "all_reduce_rms_norm_float8": lambda op, a: op._made(
-        a, a[0], None, None, "row", False, False, 1e-6, 0.0, "", (None,) * 4
+    "all_reduce_rms_norm": lambda op, a: op._operator.plain(a, a[0], None, 1e-6, 0.0, ""),
+    "all_reduce_rms_norm_float8": lambda op, a: op._operator.plain(
+        a, a[0], None, None, "row", False, False, 1e-6, 0.0, ""
     ),
-    "all_reduce_layer_norm": lambda op, a: op._made(a, a[0], None, None, 1e-6, "", (None, None)),
+    "all_reduce_layer_norm": lambda op, a: op._operator.plain(a, a[0], None, None, 1e-6, ""),
     "whole_tensors": lambda op, a: (op.gathered(a, TEAM), op.summed(a, TEAM)),
 }
 """Operators of rows alone."""
@@ -118,4 +118,4 @@ def by_name(name: str) -> Callable[..., Any]:
     if name == "all_reduce":
         return lambda a, op, group: whole_tensors.summed(a, TEAM)
     made = import_module("tilescale.ops.all_reduce_rms_norm")
-    return lambda *given: made._made(*given, (None, None))
+    return made._operator.plain
