@@ -45,7 +45,6 @@
     loads_by_registers.py  pipelined loops whose loads depend on variables that they set
     loop_extents.py        extents that the body of a loop changes, evaluated once
     merged_remainders.py   indices with several remainders, in a form that it does not merge
-    first_calls.py         calls at the begin of a kernel, which its passes do not see
     uneven_copies.py       copies between tiles of different extents, in a form that all instructions take
     loop_invariants.py     index arithmetic that nvcc leaves in loops, before them
     inlined_names.py       names in parallel loops, inlined before it computes their bounds

@@ -25,7 +25,6 @@ from tvm.arith import Analyzer
 
 from tilelang_core import logs, zero_trip_loops
 from tilelang_core.complements import with_complements_in_layouts
-from tilelang_core.first_calls import with_first_call
 from tilelang_core.loop_invariants import with_hoisted_invariants
 from tilelang_core.loop_tiles import with_tiles_in_loops
 from tilelang_core.lru import LruCache
@@ -127,13 +126,13 @@ def _lowering(func: tirx.PrimFunc) -> Iterator[None]:
 
     The function itself is the key of TileLang's cache: what is found there is not mended again.
     """
-    flattened = rewriting("FlattenBuffer", lambda func: with_kept_remainders(with_first_call(func)))
+    remainders = rewriting("FlattenBuffer", with_kept_remainders)
     invariants = rewriting("HoistBroadcastValues", with_hoisted_invariants, after=True)
     layouts = rewriting("LayoutInference", with_whole_layouts, after=True)
     divided = rewriting("LowerTileOp", with_complements_in_layouts)
     tiles = rewriting("MergeSharedMemoryAllocations", with_tiles_in_loops)
     composed = invariants if _is_composed(func) else contextlib.nullcontext()
-    with logs.following(), keeping_registers(), layouts, divided, flattened, composed, tiles, proving(), mending():
+    with logs.following(), keeping_registers(), layouts, divided, remainders, composed, tiles, proving(), mending():
         yield
 
 

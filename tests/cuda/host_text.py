@@ -27,8 +27,6 @@ ATOMICS = [
         rf'asm volatile\("red.(\w+).{SCOPE}.global.add.\w+ \[%0\], %1;" ::"l"\((\w+)\), "\w"\({VALUE}\) : "memory"\);',
         r"__atomic_fetch_add(\2, \3, (int)std::memory_order_\1);",
     ),
-    (r'asm volatile\(\s*"\{\\n.reg .pred p;\\nmbarrier.try_wait(?s:.*?)\);', "complete = TRY_WAIT;"),
-    (r'asm volatile\("trap;\\nexit;"\);', "TRAP;"),
     (
         r'asm volatile\("atom.acq_rel.gpu.global.add.u32 %0, \[%1\], 1;" : "=r"\((\w+)\) : "l"\((.*?)\) : "memory"\);',
         r"\1 = __atomic_fetch_add(\2, 1, __ATOMIC_ACQ_REL);",
@@ -42,9 +40,8 @@ def on_host(text: str, shim: str, folder: Path) -> ctypes.CDLL:
     for ptx, atomic in ATOMICS:
         text = re.sub(ptx, atomic, text)
     around = f'#include "{HERE / shim}"\n'
-    mbarriers = "#ifndef TRY_WAIT\n#define TRY_WAIT true\n#define TRAP throw 1\n#endif\n"
     source, made = folder / "calls.cpp", folder / "calls.so"
-    source.write_text(f"{around}{mbarriers}{text}\n#define AFTER_HEADERS\n{around}", encoding="utf-8")
+    source.write_text(f"{around}{text}\n#define AFTER_HEADERS\n{around}", encoding="utf-8")
     command = ["g++", "-std=c++20", "-O0", "-w", "-shared", "-fPIC", "-pthread", "-o", str(made), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[:4000]

@@ -171,7 +171,7 @@ def guard_of(program: str, ranks: tuple[int, ...], *counts: int) -> WaitGuard:
     guard = WaitGuard.__new__(WaitGuard)
     guard._program, guard.sites, guard._limit_ns = program, SITES, 10**9
     guard._near = guard._group = SimpleNamespace(rank=ranks.index(2), ranks=ranks)
-    guard.records = SimpleNamespace(ended=None, read_concurrently=lambda tensor: tensor.tolist())
+    guard.records = SimpleNamespace(read_concurrently=lambda tensor: tensor.tolist())
     guard.ranks = SimpleNamespace(words=torch.tensor([count << 32 for count in counts]))
     return guard
 

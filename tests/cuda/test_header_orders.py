@@ -31,7 +31,6 @@ PARTS = re.compile(
 ORDERS = {
     "memory.cuh": {
         "now_ns": ["mov.u64 %0"],
-        "end_grid": ["trap"],
         # The next grid begins when this one may read the previous grid's data.
         "follow_grid": ["griddepcontrol.wait", "griddepcontrol.launch_dependents"],
         "fence": ["fence.acq_rel.sys"],
@@ -64,8 +63,6 @@ ORDERS = {
         # One fence releases the stores for all ranks; only then does a thread read theirs.
         "barrier": ["drain", "tell_ranks", "load_acquire"],
     },
-    # The host sees a whole report, before the grid ends.
-    "phases.cuh": {"wait": ["__threadfence_system"] * 2},
     # The other lanes come after lane 0's acquire, and their bulk copies after them.
     "producer.cuh": {"wait_by_producer": ["__syncwarp", "acquired"]},
     "siblings.cuh": {

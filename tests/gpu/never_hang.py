@@ -33,7 +33,6 @@ from tests.gpu.never_hang_common import (  # noqa: E402
     Rank,
     crowd_program,
     expect,
-    phase_program,
     ring_program,
     shift_program,
     sum_program,
@@ -48,7 +47,7 @@ from tilescale.errors import (  # noqa: E402
     WaitTimeoutError,
 )
 
-JOB_S = {"survive": 120.0, "phase": 60.0, "kill-1": 30.0, "kill-0": 30.0, "kill-copies-1": 40.0}
+JOB_S = {"survive": 120.0, "kill-1": 30.0, "kill-0": 30.0, "kill-copies-1": 40.0}
 PROCESSORS = 132
 
 
@@ -270,40 +269,13 @@ def kill(victim: int, prepare: Callable[[Rank], Callable[[], object]]) -> None:
     print(f"done killed rank {own.rank} ({time.monotonic() - begin:.1f} s)", flush=True)
 
 
-def phase(own: Rank) -> None:
-    """A tile of the last rank never arrives, in one of its blocks: its grid ends, and the others know."""
-    kernel, x = tilescale.compile(phase_program(), wait_s=WAIT_S), torch.zeros(BLOCKS, dtype=torch.int32, device="cuda")
-    kernel(x, 0)
-    kernel.synchronize()
-    assert (x == 1).all()
-    own.world.barrier()
-    begin, late = time.monotonic(), own.rank == own.size - 1
-
-    def call() -> None:
-        kernel(x, 64 if late else 0)
-        kernel.synchronize()
-
-    if late:
-        text = expect(WaitTimeoutError, call, "the mbarrier full[1]", "parity 0", within=3 * WAIT_S)
-        expect(WaitTimeoutError, kernel.synchronize, "the mbarrier full[1]", within=0.5)  # as CUDA refuses all work
-    else:
-        text = expect((WaitTimeoutError, RankFailedError), call, within=4 * WAIT_S)
-    print(text, flush=True)
-    print(f"done phase rank {own.rank} ({time.monotonic() - begin:.1f} s)", flush=True)
-
-
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
 def child(job: str, names: list[str]) -> None:
     warnings.simplefilter("ignore")
     try:
-        if job == "survive":
-            survive(names)
-        elif job == "phase":
-            phase(Rank())
-        else:
-            kill(int(job[-1]), with_copies if "copies" in job else in_a_kernel)
+        survive(names) if job == "survive" else kill(int(job[-1]), with_copies if "copies" in job else in_a_kernel)
     except (TileScaleError, AssertionError, RuntimeError):
         print(f"rank {os.environ['RANK']}: {traceback.format_exc()}", flush=True)
         raise SystemExit(1) from None
@@ -338,10 +310,8 @@ def main(names: list[str]) -> int:
     size, failed = int(os.environ.get("WORLD_SIZE", torch.cuda.device_count())), 0
     for job in JOB_S:
         victims = {int(job[-1])} if job.startswith("kill") else set()
-        cases = {"killed": size - 1} if victims else {job: size}
-        if job == "survive":
-            cases = {case.__name__: size for case in chosen(names)}
-        if not cases or job != "survive" and names and not any(name in job for name in names):
+        cases = {case.__name__: size for case in chosen(names)} if not victims else {"killed": size - 1}
+        if not cases or victims and names and not any(name in job for name in names):
             continue
         outputs, codes, took = start(job, names, size)
         for case, wanted in cases.items():

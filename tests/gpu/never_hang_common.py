@@ -112,24 +112,6 @@ def queue_program(name: str, rows: int = ROWS):
     return queued.with_attr("global_symbol", name)
 
 
-def phase_program():
-    """All threads of a block but the first `late` arrive at an mbarrier; then all devices synchronize."""
-
-    @T.prim_func
-    def phase(X: T.Tensor((BLOCKS,), "int32"), late: T.int32):
-        with T.Kernel(device=T.ALL, block=BLOCKS, threads=128) as bx:
-            full = T.alloc_barrier([128, 128])
-            with T.Scale("block"):
-                if T.get_thread_binding() >= late:
-                    T.barrier_arrive(full[1])
-                T.barrier_wait(full[1], 0)
-                X[bx] += 1
-                with T.Scale("device"):
-                    T.barrier()
-
-    return phase
-
-
 def sum_program():
     """The sum of a tensor over all devices, by NCCL."""
 

@@ -24,23 +24,6 @@ __device__ __forceinline__ i64 now_ns() {
 
 __device__ __forceinline__ void pause_ns(unsigned ns) { __nanosleep(ns); }
 
-// Ends the grid with an error, and all later work of the process on this device. The compiler keeps no registers for
-// what would follow.
-__device__ __forceinline__ void end_grid() {
-  asm volatile("trap;\nexit;");
-  __builtin_unreachable();
-}
-
-// Whether the phase of a parity is complete (PTX ISA, mbarrier.try_wait): the thread sleeps meanwhile, for 10 ms at most.
-__device__ __forceinline__ bool sees_phase(const void* mbarrier, unsigned parity) {
-  unsigned complete;
-  asm volatile(
-      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.b32 %0, 1, 0, p;\n}\n"
-      : "=r"(complete)
-      : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(parity), "r"(10000000));
-  return complete;
-}
-
 // -- grids that overlap ------------------------------------------------------------------------------------------------
 
 // Every thread of a kernel that may be launched before the preceding one has ended (CUDA C++ Programming Guide,

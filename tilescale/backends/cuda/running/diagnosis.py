@@ -54,8 +54,6 @@ def error_for(reports: Sequence[WaitReport], scene: ReportContext) -> TileScaleE
             f"{scene.program} on {scene.name(scene.rank)}: its waits were stopped before they ended", hint=_RESET
         )
     first = min(reports, key=lambda report: (report.kind is WaitFailure.ABSENT, report.rank != scene.rank, report.rank))
-    if first.kind is WaitFailure.PHASE:
-        return _phase_error(first, scene)
     site = scene.sites[first.site]
     where = None if site.where is None else replace(site.where, what=f"{scene.name(first.rank)} waits here")
     told = "" if first.rank == scene.rank else f"; so {scene.name(scene.rank)} stopped too"
@@ -83,17 +81,6 @@ def error_for(reports: Sequence[WaitReport], scene: ReportContext) -> TileScaleE
         hint="look whether every rank runs the same program in the same order and sends every signal; a longer wait "
         f"takes wait_s= of tilescale.compile or TILESCALE_WAIT_S; {_RESET}",
         where=where,
-    )
-
-
-def _phase_error(report: WaitReport, scene: ReportContext) -> TileScaleError:
-    name = b"".join(part.to_bytes(8, "little") for part in (report.expected, report.seen)).rstrip(b"\0").decode()
-    return WaitTimeoutError(
-        f"{scene.program} on {scene.name(report.rank)}, block {_block(report.block)} of its kernel {report.site}: "
-        f"waited {2 * scene.limit_s:g} s for a phase of parity {report.index % 2} of the mbarrier "
-        f"{name}[{report.index // 2}]",
-        hint="if the program has such barriers, tilescale.emulate shows who does not arrive; otherwise it is a fault "
-        "of the compiler, to report with kernel.source; the rank has to start again, as its GPU refuses further work",
     )
 
 

@@ -38,7 +38,6 @@ class WaitFailure(IntEnum):
     DIFFERENT = 3  # a rank arrived at another barrier, or with other arguments
     ROWS = 4  # an all-to-all of unequal parts has more rows than its source (index 0), or its target (1)
     POLL = 5  # a polled value does not change
-    PHASE = 6  # a phase of an mbarrier is not complete; the grid has ended with an error
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,11 @@ class WaitReport:
 
     Attributes:
         rank: the rank.
-        site: number of the place in the program; for PHASE of the kernel.
+        site: number of the place in the program.
         block: coordinates of the tile program, x first.
         index: index of the flag in its tensor, or the rank that did not arrive.
         expected, seen: values of the flag (for OUTSIDE, `expected` is how many flags there are), or of the barrier;
-            for ROWS the capacity and the number of rows, or a negative number; for PHASE they are 16 characters of the
-            mbarriers' name, whose index is that of the barrier, twice, plus the parity.
+            for ROWS the capacity and the number of rows, or a negative number.
     """
 
     rank: int
@@ -68,15 +66,11 @@ def decode(words: Sequence[int]) -> list[WaitReport]:
     """The complete rows of an array, by rank."""
     reports = []
     for rank, begin in enumerate(range(HEAD, len(words), ROW)):
-        if words[begin] == COMPLETE:
-            reports.append(_report(rank, words[begin : begin + ROW]))
+        state, kind, site, block, index, expected, seen = words[begin : begin + 7]
+        if state == COMPLETE:
+            at = (block & 0x7FFF_FFFF, block >> 31 & 0xFFFF, block >> 47 & 0xFFFF)
+            reports.append(WaitReport(rank, WaitFailure(kind), site, at, index, expected, seen))
     return reports
-
-
-def _report(rank: int, row: Sequence[int]) -> WaitReport:
-    _, kind, site, block, index, expected, seen, _ = row
-    at = (block & 0x7FFF_FFFF, block >> 31 & 0xFFFF, block >> 47 & 0xFFFF)
-    return WaitReport(rank, WaitFailure(kind), site, at, index, expected, seen)
 
 
 _WORDS = 512
@@ -86,14 +80,14 @@ _kept: list[torch.Tensor] = []
 """Pages of words that devices may still write after their owner is gone, because calls are queued."""
 
 
-def _pinned_rows() -> Iterator[torch.Tensor]:
-    """Rows of words that devices write, each zero. The driver takes as long to pin one as to pin a page."""
+def _pinned_words() -> Iterator[torch.Tensor]:
+    """Words that devices write, each zero. The driver takes as long to pin one as to pin a page."""
     while True:
         _kept.append(torch.zeros(_WORDS, dtype=torch.int64, pin_memory=True))
-        yield from _kept[-1].split(ROW)
+        yield from _kept[-1].split(1)
 
 
-_unused = _pinned_rows()
+_unused = _pinned_words()
 
 
 @cache
@@ -157,15 +151,9 @@ class WaitRecords:
         dtype = {4: torch.int32, 8: torch.int64}[word.nbytes]
         return self.read_concurrently(tensor_at(word.address, (1,), (1,), dtype, self._heap.device, lambda: None))[0]
 
-    @property
-    def ended(self) -> WaitReport | None:
-        """The report of this rank's grid that has ended with an error, after which the device answers nothing."""
-        report = _report(self._head[5], self._stopped) if self.failed else None
-        return report if report is not None and report.kind is WaitFailure.PHASE else None
-
     def read(self) -> list[WaitReport]:
         """The failed waits of all ranks that this device knows, also while kernels run."""
-        return [self.ended] if self.ended else decode(self.read_concurrently(self._words))
+        return decode(self.read_concurrently(self._words))
 
     def read_concurrently(self, tensor: torch.Tensor) -> list[int]:
         """The current numbers in a tensor on this device, also while kernels run."""
@@ -177,4 +165,4 @@ class WaitRecords:
         self._words.zero_()
         self.device[: len(self._head)].copy_(torch.tensor(self._head))
         torch.cuda.synchronize(self._heap.device)
-        self._host.zero_()
+        self._stopped[0] = 0

@@ -130,9 +130,6 @@ class WaitGuard:
             raise gone from error
 
     def _scene(self) -> ReportContext:
-        limit_s, first = self._limit_ns / 1e9, self._group.rank - self._near.rank
-        if self.records.ended is not None:
-            return ReportContext(self._program, self._near.rank, self.sites, limit_s, (), first=first)
         own = standings(self.records.read_concurrently(self.ranks.words))
         numbers = {rank: number for number, rank in enumerate(self._near.ranks)}
         elsewhere = []
@@ -142,15 +139,13 @@ class WaitGuard:
                 mine = known[other._near.rank]
                 ahead = [rank for rank, at in zip(other._near.ranks, known, strict=True) if mine.behind(at) > 0]
                 elsewhere += [(numbers[rank], other._program) for rank in ahead if rank in numbers]
+        limit_s = self._limit_ns / 1e9
+        first = self._group.rank - self._near.rank
         return ReportContext(self._program, self._near.rank, self.sites, limit_s, own, elsewhere, first)
 
     def synchronize(self) -> None:
         """Wait until the device is idle. Raises as `check`; a rank's death ends the wait at once."""
-        try:
-            self._wait_idle()
-        except RuntimeError:
-            if self.records.ended is None:
-                raise
+        self._wait_idle()
         self.check()
 
     def _wait_idle(self) -> bool:

@@ -24,12 +24,6 @@ __device__ __forceinline__ void pause_ns(unsigned ns) {
   for (unsigned units = ns / 32; units != 0; --units) __builtin_amdgcn_s_sleep(1);
 }
 
-// Ends the grid with an error.
-__device__ __forceinline__ void end_grid() { __builtin_trap(); }
-
-// There are no mbarriers, and so no incomplete phases.
-__device__ __forceinline__ bool sees_phase(const void*, unsigned) { return true; }
-
 // -- ordering ----------------------------------------------------------------------------------------------------------
 
 // Orders all accesses of this thread, and those of threads that it synchronized with, for the system.

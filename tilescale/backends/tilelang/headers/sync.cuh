@@ -14,7 +14,7 @@ namespace tilescale {
 
 enum Head { STOP, MIRROR, SLOT, STRIDE, RANKS, RANK, MOMENTS, HEAD_WORDS = 8 };
 enum Row { STATE, KIND, SITE, BLOCK, INDEX, EXPECTED, SEEN, ROW_WORDS = 8 };
-enum Kind { TIMEOUT, OUTSIDE, ABSENT, DIFFERENT, ROWS, POLL, PHASE };
+enum Kind { TIMEOUT, OUTSIDE, ABSENT, DIFFERENT, ROWS, POLL };
 enum State { EMPTY, BEING_WRITTEN, COMPLETE };
 
 // 31 bits of x, 16 of y, 16 of z: the maximum of a grid.
@@ -32,17 +32,11 @@ __device__ inline void tell_host(const i64* report) {
   if (stop != 0) *reinterpret_cast<volatile i64*>(report[MIRROR]) = stop;
 }
 
-// Whether a failure is the first one of this rank, which is reported; later ones are not.
-__device__ __forceinline__ bool is_first(i64* report) {
-  i64* row = report + HEAD_WORDS + report[RANK] * ROW_WORDS;
-  return atomicCAS(reinterpret_cast<unsigned long long*>(row), EMPTY + 0ull, BEING_WRITTEN + 0ull) == EMPTY;
-}
-
-// A failure is reported on all ranks, then all are stopped.
+// The first failure of this rank: reported on all ranks, then all are stopped. Later ones are not reported.
 __device__ inline void fail(i64* report, Kind kind, int site, i64 index, i64 expected, i64 seen) {
-  if (!is_first(report)) return;
   i64 rank = report[RANK], slot = report[SLOT], stride = report[STRIDE], ranks = report[RANKS];
   i64* row = report + HEAD_WORDS + rank * ROW_WORDS;
+  if (atomicCAS(reinterpret_cast<unsigned long long*>(row), EMPTY + 0ull, BEING_WRITTEN + 0ull) != EMPTY) return;
   const i64 words[ROW_WORDS] = {COMPLETE, kind, site, block_coordinates(), index, expected, seen, 0};
   for (i64 s = 0; s < ranks; ++s)
     for (int w = ROW_WORDS - 1; w > STATE; --w)

@@ -86,8 +86,6 @@ class DeviceStage(Signature):
         if self.program.moments and self.sites:
             begin = tir.extern("tilescale::begin_moments", self.record())
             body = tir.sequence([self.one_thread(tir.evaluate(begin)), body])
-        if self.program.extents and ir.contains(body, _is_shared):
-            self.limit(), self.record()  # for phases.cuh
         kept = (tuple(self.parameters), tuple(self.arguments), tuple(self.sites))
         return self.done(
             body,
@@ -315,7 +313,3 @@ def _decided_once(branch: ir.IfThenElse) -> ir.Stmt:
     condition = ir.Var("condition", str(branch.condition.dtype))
     decided = ir.IfThenElse(condition, branch.then_case, branch.else_case)
     return tir.sequence([ir.Bind(condition, branch.condition), decided])
-
-
-def _is_shared(node: Any) -> bool:
-    return isinstance(node, ir.BufferLoad | ir.BufferStore) and node.buffer.scope().startswith("shared")

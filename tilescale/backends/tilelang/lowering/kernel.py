@@ -7,17 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tilelang_core import first_calls, ir, specialise, tl
+from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.tilelang.headers import header
-from tilescale.backends.tilelang.lowering.arguments import (
-    Argument,
-    KernelParameters,
-    PeerInstances,
-    WaitLimit,
-    WaitRecord,
-    WaitSite,
-)
+from tilescale.backends.tilelang.lowering.arguments import Argument, KernelParameters, PeerInstances, WaitSite
 from tilescale.backends.tilelang.lowering.phase import Phase
 from tilescale.errors import Location
 from tilescale.program.model import Program
@@ -55,8 +48,7 @@ def prelude(package: str, *headers: str) -> str:
     """The device functions of a kernel, some from the package of an instruction set; a part of its text, so of every
     cache key.
     """
-    first = ("memory.cuh", "sync.cuh", "phases.cuh", "combine.cuh")
-    return "".join(header(name, package) + "\n" for name in (*first, *headers))
+    return "".join(header(name, package) + "\n" for name in ("memory.cuh", "sync.cuh", "combine.cuh", *headers))
 
 
 def lower(phase: Phase) -> LoweredKernel:
@@ -71,9 +63,6 @@ def lower(phase: Phase) -> LoweredKernel:
         _attributes(phase.program, _rules_out_producers(phase, signature)),
     )
     arguments = tuple(signature.arguments[i] for i in order)
-    if {WaitLimit(), WaitRecord()} <= set(arguments):
-        bound = arguments.index(WaitLimit()), arguments.index(WaitRecord())
-        func = first_calls.marked(func, "tilescale::bound_phases", bound, phase.number)
     return LoweredKernel(
         func,
         arguments,

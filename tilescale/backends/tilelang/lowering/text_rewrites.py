@@ -86,22 +86,6 @@ def whole_vectors(text: str) -> str:
     return _COPY.sub(stored, text)
 
 
-_BOUND = re.compile(r"^ *tilescale::bound_phases\((.*)\);\n", re.MULTILINE)
-_MBARRIERS = "reinterpret_cast<Barrier*>("
-_PHASE = re.compile(r"^( *(\w+)\[(.*)\]\.wait\(.*)\);$", re.MULTILINE)
-
-
-def bounded_phases(text: str) -> str:
-    """Bound the waits for phases of mbarriers, in kernels that take a limit and a report (headers/phases.cuh).
-
-    Why: TileLang's waits have none, and a barrier that a fault of a compiler leaves incomplete hangs the rank for ever.
-    """
-    if (bound := _BOUND.search(text)) is None:
-        return text
-    text = _BOUND.sub("", text).replace(_MBARRIERS, "reinterpret_cast<tilescale::Bounded<Barrier>*>(")
-    return _PHASE.sub(lambda wait: f'{wait[1]}, {bound[1]}, "{wait[2]}", {wait[3]});', text)
-
-
 _LEAVES_SOME = re.compile(r"tl::warpgroup_wait<[1-9]\d*>\(\);")
 
 
