@@ -21,7 +21,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 @pytest.fixture(autouse=True)
 def _only_what_gpus_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests emulate must have a lowering: no GPU runs a launch that only the emulator knows."""
+    """Emulated programs must have a lowering: no GPU runs a launch that only the emulator knows."""
     emulate = tilescale.emulate
 
     def emulated(*args: Any, **options: Any) -> Any:
