@@ -25,7 +25,7 @@ from tvm.ir import Op
 from tilelang_core import ir
 from tilelang_core.ir import constant, contains
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
-from tilelang_core.rewrite import at, rewrite, rewritten, with_indices
+from tilelang_core.rewrite import at, rewrite, rewritten, truncated_quotient, with_indices
 
 _MANY = 1 << 20
 """Larger bounds are not used: arithmetic on them may overflow."""
@@ -37,21 +37,23 @@ def with_complements(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if it divides such numbers one that divides sums with complements."""
     ranges = loop_ranges(func.body)
     analyzer, plain = analyzer_of(ranges), {*func.params, *ranges} - _parallel_loops(func.body)
-
     names, counts = _names_of_quotients(func.body), _trip_counts(func.body)
 
     def in_index(node: Any) -> Any:
         return _divided(node, analyzer, set(), names) if _is_division(node) else None
 
+    def kept(index: tirx.PrimExpr) -> tirx.PrimExpr:
+        return rewrite(tirx.Evaluate(index), leave=in_index).value if contains(index, _is_division) else index
+
     def leave(node: Any) -> Any:
         if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
-            return with_indices(node, [rewrite(tirx.Evaluate(i), leave=in_index).value for i in node.indices])
+            return with_indices(node, [kept(index) for index in node.indices])
         if isinstance(node, tirx.Bind) and node.var.dtype in ("int32", "int64"):  # it may be divided somewhere
             return at(tirx.Bind(node.var, _rising(node.value, analyzer, plain)), like=node)
         if not _is_division(node):
             return None
         made = _divided(node, analyzer, plain, names)
-        return made if made is None or made.same_as(node) or not any(map(node.same_as, counts)) else _truncated(node)
+        return made if made.same_as(node) or not any(map(node.same_as, counts)) else truncated_quotient(node.a, node.b)
 
     return rewritten(func, leave)
 
@@ -95,19 +97,13 @@ def _names_of_quotients(body: tirx.Stmt) -> set[tirx.Var]:
 
 def _trip_counts(body: tirx.Stmt) -> list[tirx.FloorDiv]:
     """Quotients in the extents of loops. TileLang derives wrong numbers of threads from complements there."""
-    extents = [tirx.Evaluate(stmt.extent) for stmt in ir.statements(body) if isinstance(stmt, tirx.For)]
-    return [node for extent in extents for node in ir.instances(extent, tirx.FloorDiv)]
-
-
-def _truncated(quotient: tirx.FloorDiv) -> tirx.PrimExpr:
-    """A quotient in a form that the simplifiers leave alone in a loop's extent."""
-    a, by = quotient.a, quotient.b
-    return tirx.truncdiv(a - tirx.truncmod(tirx.truncmod(a, by) + by, by), by)
+    loops = [stmt for stmt in ir.statements(body) if isinstance(stmt, tirx.For)]
+    return [quotient for loop in loops for quotient in ir.instances(loop.extent, tirx.FloorDiv)]
 
 
 def _divided(division: Any, analyzer: Analyzer, plain: set[tirx.Var], names: set[tirx.Var]) -> Any:
     if constant(division.b) is None:
-        return None
+        return division
     opaque = {name: tirx.bitwise_and(name, tirx.const(-1, name.dtype)) for name in ir.variables(division.a) & names}
     rising = _rising(ir.substitute(division.a, opaque) if opaque else division.a, analyzer, plain)
     return division if rising.same_as(division.a) else type(division)(rising, division.b)

@@ -22,7 +22,7 @@ from tvm.ir import Range
 
 from tilelang_core.ir import constant, contains, variables
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
-from tilelang_core.rewrite import rewritten, with_indices
+from tilelang_core.rewrite import rewritten, truncated_quotient, truncated_remainder, with_indices
 
 _MOST, _UNKNOWN_EXTENT = 1 << 11, 1 << 10
 """Points at which values are compared, and extents that are not known there."""
@@ -129,7 +129,6 @@ def _opaque(index: tirx.PrimExpr, analyzer: Analyzer, which: tuple[type, ...]) -
     is_mask, is_positive = divisor & (divisor - 1) == 0, analyzer.can_prove(index.a >= 0)
     if isinstance(index, tirx.FloorMod) and is_mask:
         return tirx.bitwise_and(a, tirx.const(divisor - 1, a.dtype))
-    rest = tirx.truncmod(a if is_positive else tirx.truncmod(a, by) + by, by)
     if isinstance(index, tirx.FloorMod):
-        return rest
-    return tirx.truncdiv(a if is_positive else a - rest, by)
+        return tirx.truncmod(a, by) if is_positive else truncated_remainder(a, by)
+    return tirx.truncdiv(a, by) if is_positive else truncated_quotient(a, by)

@@ -205,6 +205,16 @@ def with_indices(node: Any, indices: Sequence[Any]) -> Any:
     return at(tirx.BufferStore(node.buffer, node.value, indices, node.predicate), like=node)
 
 
+def truncated_remainder(a: tirx.PrimExpr, by: tirx.PrimExpr) -> tirx.PrimExpr:
+    """`a % by` for a positive divisor, in truncated divisions: TVM's simplifiers of floor divisions leave it alone."""
+    return tirx.truncmod(tirx.truncmod(a, by) + by, by)
+
+
+def truncated_quotient(a: tirx.PrimExpr, by: tirx.PrimExpr) -> tirx.PrimExpr:
+    """`a // by`, likewise."""
+    return tirx.truncdiv(a - truncated_remainder(a, by), by)
+
+
 def recall(call: tirx.Call, args: Sequence[Any]) -> tirx.Call:
     """The same operation on other arguments."""
     return tirx.Call(call.dtype, call.op, list(args), call.annotations)
