@@ -38,8 +38,7 @@
     records.py             nodes of TIR, and Python objects with some, as bytes
     rewrite.py             rebuilding traced functions: new parameters, buffers and statements
     mends.py               workarounds for faults of the stock compiler, before its passes
-    complements.py         numbers from which something is taken away, in a form that the stock compiler gets right
-    canonical_form.py      expressions of which TVM's canonical form may have another value
+    complements.py         dividends with negated terms, in a form that the stock compiler gets right
     single_trip_loops.py   loops of at most one iteration, in a form that it leaves alone
     role_registers.py      registers that are set before or after a loop around a pipelined one
     loads_by_registers.py  pipelined loops whose loads depend on variables that they set

@@ -17,8 +17,7 @@ from tvm.tirx import stmt_functor
 from tvm.tirx.expr import CallEffectKind
 
 from tilelang_core import tl
-from tilelang_core.canonical_form import simplified
-from tilelang_core.ir import contains, proves, statements
+from tilelang_core.ir import contains, proves, simplified, statements
 
 READS, WRITES = 1, 2
 """The bits of a region's access mask."""

@@ -73,7 +73,6 @@ from tvm.tirx.stmt import ForKind
 from tvm_ffi import Array
 
 from tilelang_core import tl
-from tilelang_core.canonical_form import may_change, simplified
 
 __all__ = [
     "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "VARIABLE", "Add", "AllocBuffer", "Analyzer", "And", "Array",
@@ -82,10 +81,10 @@ __all__ = [
     "IntImm", "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock",
     "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "at_most",
     "attribute", "bits", "buffer_location", "children", "constant", "constants", "contains", "extern_arguments",
-    "fingerprint", "in_order", "instances", "int_node", "integer", "is_for_all", "is_pure", "loaded_element",
-    "mark_arguments", "nodes", "op_name", "parameters", "proves", "region_in", "region_parts", "regions_of_copy",
-    "same", "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables",
-    "walk", "with_regions",
+    "fingerprint", "in_order", "instances", "int_node", "integer", "is_division", "is_for_all", "is_negation",
+    "is_pure", "layout_map", "loaded_element", "mark_arguments", "nodes", "op_name", "parameters", "proves",
+    "region_in", "region_parts", "regions_of_copy", "same", "scope_kind", "simplified", "simplify", "statements",
+    "stmt_location", "substitute", "torch_dtype", "uses", "variables", "walk", "with_regions",
 ]  # fmt: skip
 
 
@@ -146,7 +145,33 @@ def proves(condition: PrimExpr, ranges: dict[Var, tuple[Any, Any]]) -> bool:
     known = simplified(condition, analyzer)
     if isinstance(known, IntImm):
         return bool(known.value)
-    return not may_change(condition) and bool(analyzer.can_prove(condition))
+    return not _may_change(condition) and bool(analyzer.can_prove(condition))
+
+
+def simplified(expr: PrimExpr, analyzer: Analyzer) -> PrimExpr:
+    """`expr` simplified with what an analyzer knows of its variables; it has the same value.
+
+    TVM's canonical form, as TileLang 0.1.15 has it, takes negative factors out of floor divisions: `(8 - i % 4) % 8`
+    becomes `-(i % 4)`. An expression that it may change is simplified by rewrite rules alone.
+    """
+    return analyzer.rewrite_simplify(expr) if _may_change(expr) else analyzer.simplify(expr)
+
+
+def _may_change(expr: PrimExpr) -> bool:
+    """Whether it divides a quotient or remainder again, and one of the two dividends has a negated term."""
+    return contains(
+        expr, lambda node: is_division(node) and contains(node.a, is_division) and contains(node.a, is_negation)
+    )
+
+
+def is_division(node: Any) -> bool:
+    """Whether a node is a quotient or remainder, rounded down."""
+    return isinstance(node, FloorDiv | FloorMod)
+
+
+def is_negation(node: Any) -> bool:
+    """Whether a node negates a term: it subtracts what is not constant, or is a negative number."""
+    return isinstance(node, Sub) and not isinstance(node.b, IntImm) or isinstance(node, IntImm) and node.value < 0
 
 
 def _with_ranges(ranges: dict[Var, tuple[Any, Any]]) -> Analyzer:
@@ -393,6 +418,15 @@ def region_in(region: Any, load: Any) -> tuple[Any, list[Any]]:
     """Arguments of stock TileLang's region in addition to the load that begins it: the access, and its extents."""
     _, access, *extents = region.args
     return access, extents
+
+
+def layout_map(func: PrimFunc) -> dict[Buffer, Any]:
+    """The layouts of tiles, and of views of these, that stock TileLang's LayoutInference has written into a function.
+
+    The buffers are those of the traced function.
+    """
+    blocks = (stmt for stmt in statements(func.body) if isinstance(stmt, SBlock))
+    return {buffer: layout for block in blocks for buffer, layout in block.annotations.get("layout_map", {}).items()}
 
 
 def parameters(func: PrimFunc) -> list[tuple[Var, Buffer | None]]:

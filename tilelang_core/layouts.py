@@ -14,6 +14,7 @@ from tilelang_core import ir, logs
 from tilelang_core.lru import LruCache
 from tilelang_core.mends import mended
 from tilelang_core.prover import proving
+from tilelang_core.stock_passes import ended_after
 
 
 @dataclass(frozen=True)
@@ -50,54 +51,24 @@ def _variables(given: Any) -> tuple[ir.Var, ...]:
     return tuple(getattr(v, "var", v) for v in given.get_forward_vars())[: len(given.get_input_shape())]
 
 
-_inferred: LruCache[tuple[ir.PrimFunc, str], dict[str, TileLayout]] = LruCache(64)
+_inferred: LruCache[tuple[ir.PrimFunc, str], dict[ir.Buffer, TileLayout]] = LruCache(64)
 
 
-def inferred(func: ir.PrimFunc, target: Any) -> dict[str, TileLayout]:
-    """The layouts of tiles that TileLang finds for a target, by name, but for names that several tiles have.
-
-    A function that cannot be lowered has those that were found before the failure.
-    """
+def inferred(func: ir.PrimFunc, target: Any) -> dict[ir.Buffer, TileLayout]:
+    """The layouts of tiles that TileLang finds for a target; none of a function that cannot be lowered so far."""
     return _inferred.made((func, str(target)), lambda: _infer(func, tvm.target.Target(target)))
 
 
-def _infer(func: ir.PrimFunc, target: Any) -> dict[str, TileLayout]:
-    seen, config = _Inferred(), dict(func.attrs.get("tilelang_pass_configs", {})) if func.attrs else {}
+def _infer(func: ir.PrimFunc, target: Any) -> dict[ir.Buffer, TileLayout]:
+    config = dict(func.attrs.get("tilelang_pass_configs", {})) if func.attrs else {}
     try:
-        with (
-            logs.following(),
-            proving(),
-            tvm.transform.PassContext(opt_level=3, config=config, instruments=[seen]),
-            target,
-        ):
-            tilelang.lower(mended(func), target=target)
+        with logs.following(), proving(), ended_after("LayoutInference") as end, target:
+            with tvm.transform.PassContext(opt_level=3, config=config, instruments=[end]):
+                tilelang.lower(mended(func), target=target)
     except Exception:  # noqa: BLE001 - compiling the program reports the error
-        pass
-    names = [str(data.name) for data, _ in seen.found]
+        return {}
     return {
-        name: TileLayout.of(given) for name, (_, given) in zip(names, seen.found, strict=True) if names.count(name) == 1
+        tile: TileLayout.of(given)
+        for made in end.module.functions.values()
+        for tile, given in ir.layout_map(made).items()
     }
-
-
-class _Found(Exception):
-    """The layouts are known."""
-
-
-@tvm.instrument.pass_instrument
-class _Inferred:
-    """Keeps the layouts that TileLang's inference has written into a function."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[ir.Var, Any]] = []
-
-    def run_after_pass(self, module: Any, info: Any) -> None:
-        """A pass has ended."""
-        if not str(info.name).endswith("LayoutInference"):
-            return
-        known: dict[ir.Var, Any] = {}
-        for func in module.functions.values():
-            for stmt in ir.statements(func.body):
-                if isinstance(stmt, ir.SBlock):
-                    known |= dict(stmt.annotations.get("layout_map", {}))
-        self.found = list(known.items())
-        raise _Found  # results of later passes are not needed

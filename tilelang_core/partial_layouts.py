@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Layouts of fragments that have no place for elements which the function uses.
 
-Why: TileLang may infer a layout from an operation on a part of a fragment, or from indices that fall. Elements beyond
+Why: TileLang may infer a layout from an operation on a part of a fragment, or from decreasing indices. Elements beyond
 that part then share a place with others, or lie on threads that do not exist, and copies leave them out in silence.
 Before: a function with inferred layouts. After: the same function. Raises ValueError where an access may touch such an
 element.
@@ -10,7 +10,7 @@ element.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,29 +29,18 @@ def with_whole_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Raises:
         ValueError: one has not.
     """
-    partial = dict(_partial_layouts(func))
+    threads = math.prod(_threads(func))
+    partial = {
+        tile: placed
+        for tile, layout in ir.layout_map(func).items()
+        if isinstance(layout, Fragment) and not (placed := _placed(layout, tile.shape, threads)).all()
+    }
     if partial:
         ranges = {var: (extent.min, extent.extent) for var, extent in loop_ranges(func.body).items()}
         for access in accesses_in(func.body):
-            placed = partial.get(access.buffer.data)
-            if placed is not None and not placed[_box(access, ranges)].all():
+            if access.buffer in partial and not partial[access.buffer][_box(access, ranges)].all():
                 raise ValueError(f"The layout of fragment {access.buffer.name} has no place for some elements")
     return func
-
-
-def _partial_layouts(func: tirx.PrimFunc) -> Iterator[tuple[tirx.Var, np.ndarray]]:
-    """Data variables of fragments with partial layouts, and masks of their elements that have a place."""
-    threads = math.prod(_threads(func))
-    blocks = [stmt for stmt in ir.statements(func.body) if isinstance(stmt, tirx.SBlock)]
-    found = {data: given for block in blocks for data, given in block.annotations.get("layout_map", {}).items()}
-    names = [str(data.name) for data in found]
-    layouts = {str(data.name): given for data, given in found.items() if names.count(data.name) == 1}
-    for buffer in (buffer for block in blocks for buffer in block.alloc_buffers):
-        layout, shape = layouts.get(str(buffer.data.name)), ir.constants(buffer.shape)
-        if isinstance(layout, Fragment) and shape is not None:
-            placed = _placed(layout, tuple(shape), threads)
-            if not placed.all():
-                yield buffer.data, placed
 
 
 def _threads(func: tirx.PrimFunc) -> Iterator[int]:
@@ -61,9 +50,12 @@ def _threads(func: tirx.PrimFunc) -> Iterator[int]:
             yield ir.integer(stmt.value)
 
 
-def _placed(layout: Fragment, shape: tuple[int, ...], threads: int) -> np.ndarray:
+def _placed(layout: Fragment, sizes: Sequence[Any], threads: int) -> np.ndarray:
     """Mask of the elements of a fragment that its layout gives a place of their own; all, if it is not known."""
-    placed, extents = np.ones(shape, bool), ir.constants(layout.get_input_shape())
+    shape, extents = ir.constants(sizes), ir.constants(layout.get_input_shape())
+    if shape is None:
+        return np.ones(0, bool)
+    placed = np.ones(shape, bool)
     variables = [getattr(v, "var", v) for v in layout.get_forward_vars()]
     found = [formula(e).function for e in (layout.thread, layout.get_linearized_forward_index())]
     functions = [function for function in found if function is not None]

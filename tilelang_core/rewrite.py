@@ -12,8 +12,8 @@ from tvm.arith import Analyzer
 from tvm.tirx import stmt_functor
 
 from tilelang_core import tl
-from tilelang_core.canonical_form import simplified
 from tilelang_core.inlined_names import with_inlined_names
+from tilelang_core.ir import simplified
 from tilelang_core.reserved_names import with_valid_names
 
 BLOCK_ORDER = "threadblock_swizzle_pattern"

@@ -32,22 +32,25 @@ def rewriting(name: str, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc], *, a
 
 @contextlib.contextmanager
 def ended_after(name: str) -> Iterator[Any]:
-    """Context of a lowering that ends after stock's pass of this name; gives the instrument for the lowering."""
+    """Context of a lowering that ends after stock's pass of this name.
+
+    Gives the instrument for the lowering, whose `module` is what the pass made; None where it is not reached.
+    """
     end = _End(name)
     try:
         yield end
     except Exception:
-        if not end.is_reached:
+        if end.module is None:
             raise
 
 
 @tvm.instrument.pass_instrument
 class _End:
     def __init__(self, name: str) -> None:
-        self._name, self.is_reached = name, False
+        self._name, self.module = name, None
 
     def run_after_pass(self, module: Any, info: Any) -> None:
         """A pass has ended."""
         if str(info.name).endswith(self._name):
-            self.is_reached = True
+            self.module = module
             raise RuntimeError("the other passes are not needed")

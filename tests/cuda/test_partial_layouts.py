@@ -4,6 +4,7 @@
 from typing import Any
 
 import pytest
+import tilelang
 
 import tilescale
 import tilescale.language as T
@@ -106,3 +107,23 @@ def some_columns_of_another(t, u):
 )
 def test_other_fragments_compile(body: Any, shape: tuple[int, ...]):
     assert "(Z + " in source(program(body, shape))
+
+
+def test_tiles_of_one_name_have_their_own_layouts():
+    """The layout of the tile in shared memory is not taken for that of the one in registers."""
+
+    @T.prim_func
+    def on_both(X: T.Tensor((64, 64), "float32"), Z: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            t = T.alloc_shared((64, 64), "float32")
+            T.annotate_layout({t: tilelang.layout.make_swizzled_layout(t)})
+            T.copy(X, t)
+            T.copy(t, Z)
+            t = T.alloc_fragment((64, 64), "float32")
+            T.copy(X, t)
+            for i, j in T.Parallel(64, 32):
+                t[i, j] = t[i, j] + 1
+            T.copy(t, Z)
+
+    with pytest.raises(UnsupportedError, match="elements of the tile t in registers would be lost"):
+        _ = tilescale.compile(on_both, machine="h200-sxm-8").source

@@ -279,8 +279,8 @@ class _Layouts:
         if not any(b.scope() == "local.fragment" for b in self._launch.buffers):
             return {}
         target = text_target(self._run.machine)
-        named = inferred(self._run.program.func, target) if target is not None else {}
-        return {b.data: named[b.name] for b in self._launch.buffers if b.name in named}
+        known = inferred(self._run.program.func, target) if target is not None else {}
+        return {b.data: known[b] for b in self._launch.buffers if b in known}
 
 
 def _written_and_used_again(run: Run) -> set[int]:
