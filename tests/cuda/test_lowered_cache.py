@@ -2,6 +2,7 @@
 """Lowered programs on disk: reading returns the lowered program; another program or another world finds none."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def test_builders_with_plain_arguments_have_names():
     named = [name(build, 2, _Form(1, "a")), name(build, 2, _Form(1, "b")), name(build, 2, (1, "a")), name(build, "2")]
     assert "" not in named and len(set(named)) == len(named)
     foreign = test_builders_with_plain_arguments_have_names
-    assert name(build, torch.bfloat16) == name(foreign) == name(lambda: None) == ""
+    assert name(build, torch.bfloat16) == name(foreign) == name(lambda: None) == name(partial(build, 2)) == ""
 
 
 def two_lines_apart(first: bool) -> Any:

@@ -27,8 +27,9 @@ class ProgramBuilder:
 
     @cached_property
     def name(self) -> str:
-        """The function and its arguments as text; "" for functions of others, and arguments that are not plain data."""
-        path = f"{self.function.__module__}.{self.function.__qualname__}"
+        """The function and its arguments as text; "" for other callables than functions of this package, and for
+        arguments that are not plain data."""
+        path = f"{self.function.__module__}.{getattr(self.function, '__qualname__', '<callable>')}"
         if path.partition(".")[0] != _PACKAGE or "<" in path:
             return ""
         try:
