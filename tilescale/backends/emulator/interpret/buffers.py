@@ -145,8 +145,15 @@ class Home:
         )
 
 
-def _form(shape: Sequence[Any], dtype: str, strides: Sequence[Any]) -> tuple[list[str], str, list[str]]:
-    return [str(n) for n in shape], dtype, [str(n) for n in strides]
+def _form(shape: Sequence[Any], dtype: str, strides: Sequence[Any]) -> tuple[list[int | str], str, list[int | str]]:
+    return [_extent(n) for n in shape], dtype, [_extent(n) for n in strides]
+
+
+def _extent(number: Any) -> int | str:
+    """A number, or the text of a symbolic one; to print a constant takes long."""
+    if isinstance(number, ir.IntImm):
+        return int(number.value)
+    return number if isinstance(number, int) else str(number)
 
 
 class Packed:
