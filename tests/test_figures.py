@@ -9,7 +9,7 @@ from html import unescape
 
 import pytest
 from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 
 from docs.figures import EXAMPLES, FOLDER, drawn
 from docs.figures.style import DARK, LIGHT, Figure
@@ -48,7 +48,8 @@ def test_nothing_is_drawn_outside_a_figure(name: str):
 def ends(x: float, attributes: str, text: str) -> tuple[float, float]:
     """Left and right end of a figure's text in DejaVu Sans, wider than most default fonts of browsers."""
     size, anchor = (re.search(rf'{name}="(\S+?)"', attributes)[1] for name in ("font-size", "text-anchor"))
-    length = TextPath((0, 0), text, size=float(size), prop=FontProperties(family="DejaVu Sans")).get_extents().width
+    font = FontProperties(family="DejaVu Sans", size=float(size))
+    length, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
     left = x - {"start": 0, "middle": length / 2, "end": length}[anchor]
     return left, left + length
 
