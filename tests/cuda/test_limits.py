@@ -185,6 +185,28 @@ def test_a_tile_whose_layout_others_say(monkeypatch: pytest.MonkeyPatch):
     assert len(asked) == 1
 
 
+def test_slots_of_a_ring_are_shared_out_whatever_their_number(monkeypatch: pytest.MonkeyPatch):
+    """Threads distribute the slot that an operation names, so the program need not be lowered."""
+
+    @T.prim_func
+    def run(X: T.Tensor((64, 64), "float16"), Y: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            ring = T.alloc_shared((11, 64, 64), "float16")
+            total = T.alloc_fragment((64, 64), "float32")
+            T.clear(total)
+            for step in T.serial(12):
+                T.copy(X, ring[step % 11, :, :])
+                T.gemm(ring[step % 11, :, :], ring[step % 11, :, :], total)
+            T.copy(total, Y)
+
+    monkeypatch.setattr(support, "lower", None)
+    x, y = torch.eye(64, dtype=torch.float16), torch.empty(64, 64)
+    tilescale.emulate(run, [x, y], machine="h200-sxm-8")
+    assert torch.equal(y, 12 * x.float())
+    monkeypatch.undo()
+    assert lowered(run).source({})
+
+
 def test_tiles_are_checked_without_the_rest_of_a_lowering(monkeypatch: pytest.MonkeyPatch):
     later: list[str] = []
     stock = tilelang.transform.StorageRewrite

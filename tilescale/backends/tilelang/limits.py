@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tilelang_core import ir, tl
 from tilelang_core.products import WARP, refusal
-from tilelang_core.tiles import Gemm
+from tilelang_core.tiles import Gemm, first_element, is_region
 from tilescale.backends.base import generator
 from tilescale.errors import Location, ShapeError
 from tilescale.hda import Machine
@@ -48,10 +48,11 @@ def may_be_uneven(program: Program, machine: Machine) -> bool:
 
 
 def _is_uneven(stmt: ir.Stmt, threads: int) -> bool:
-    found = [node.buffer for node in ir.instances(stmt, ir.BufferLoad, ir.BufferStore)]
-    tiles = [(ir.constants(buffer.shape), buffer.scope()) for buffer in found if buffer.scope() != "global"]
-    reduces = isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.REDUCE
-    for shape, scope in [*tiles, (_iterations(stmt), "")]:
+    call = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    if ir.op_name(call) == tl.TMA_COPY:
+        return False  # one thread issues it
+    reduces = ir.op_name(call) == tl.REDUCE
+    for shape, scope in [*_tiles(stmt), (_iterations(stmt), "")]:
         if shape is None:
             continue
         count, odd = math.prod(shape), any(n & (n - 1) for n in (*shape, threads))
@@ -59,6 +60,21 @@ def _is_uneven(stmt: ir.Stmt, threads: int) -> bool:
         if in_registers or odd and (reduces or count > threads and sum(n > 1 for n in shape) > 2):
             return True
     return False
+
+
+def _tiles(stmt: ir.Stmt) -> Iterator[tuple[list[int] | None, str]]:
+    """Shapes and scopes of the tiles that a statement accesses.
+
+    Threads distribute the part of a tile in shared memory that is named, as a slot of a ring. Layouts of fragments are
+    those of the whole fragment.
+    """
+    regions = ir.nodes(stmt, is_region)
+    begins = [first_element(region) for region in regions]
+    accesses = [a for a in ir.instances(stmt, ir.BufferLoad, ir.BufferStore) if not any(map(a.same_as, begins))]
+    for node in (*regions, *accesses):
+        buffer, _, extents = ir.region_parts(node) if is_region(node) else (node.buffer, [], node.buffer.shape)
+        if buffer.scope() != "global":
+            yield ir.constants(buffer.shape if buffer.scope() in FRAGMENTS else extents), buffer.scope()
 
 
 def _iterations(stmt: ir.Stmt) -> list[int] | None:
