@@ -116,7 +116,7 @@ def test_without_a_grid_before_it_is_started():
     text, (move,) = changed.script(), schedule.moves
     assert "T.tilescale.all_to_all(" in text and "chunk=4, slots=0" in text
     assert "at_tile: T.int32 = (device_rank + 4 - at // 2) % 4 * 2 + at % 2" in text
-    assert move.why == "each tile waits for the rows that it reads" and move.ordered
+    assert move.why == "each tile waits for its rows" and move.ordered
 
 
 def test_with_a_grid_before_a_chunk_leaves_when_its_tiles_are_counted():
@@ -124,7 +124,7 @@ def test_with_a_grid_before_a_chunk_leaves_when_its_tiles_are_counted():
     text, (move,) = changed.script(), schedule.moves
     assert "all_to_all" not in text and "T.tilescale.signal(T.region(made_done" in text
     assert "(device_rank + 1 + at // 2) % 4" in text and "(device_rank_1 + 4 - at // 2) % 4" in text
-    assert move.why == "a chunk leaves when its tiles are counted, each tile waits for the rows that it reads"
+    assert move.why == "a chunk is sent when its tiles are counted, each tile waits for its rows"
 
 
 def test_tiles_of_the_own_part_are_stored_where_it_stays():
@@ -172,7 +172,7 @@ def test_blocks_without_rows_do_not_make_those_of_others_again():
     changed, schedule = overlapped(func)
     check_same(func, changed, arguments(func, 2))
     for move in schedule.moves:
-        assert move.overlapped and "tiles as written: some programs have no rows" in move.why
+        assert move.overlapped and "tiles in program order: some programs have no rows" in move.why
 
 
 def test_extents_of_loops_need_not_be_simplified():

@@ -112,7 +112,7 @@ def test_a_part_after_the_other_where_neighbours_read_different_rows():
 def test_tiles_that_are_taken_in_turns_wait_in_the_loop():
     changed, schedule = overlapped(gather_then_scale(4, 32, 16, turns=3))
     assert not schedule.moves[0].ordered
-    assert "tiles as written: the grid is persistent" in str(schedule)
+    assert "tiles in program order: the grid is persistent" in str(schedule)
     loop = changed.script().index("for turn")
     assert changed.script().index("T.tilescale.wait") > loop
 
@@ -309,7 +309,7 @@ def test_the_reason_names_the_line():
 def test_other_reasons():
     for given_, reason in (
         ({"reads": False}, "no grid reads its result"),
-        ({"impl": "ring"}, "impl='ring' was asked for"),
+        ({"impl": "ring"}, "impl='ring' was requested"),
         ({"known": False}, "which rows a tile touches is known at launch only: 'R' says"),
         ({"whole": True}, "every tile reads all rows"),
     ):
@@ -323,8 +323,8 @@ def test_other_reasons():
 def test_what_does_not_pay_stays_in_order():
     kernel = tilescale.compile(gather_then_scale(4, 8, 4), machine=H200, schedule="overlap")
     (move,) = kernel.moves.moves
-    assert not move.overlapped and move.why == "it does not pay"
-    assert "sequential: it does not pay; estimated" in kernel.schedule
+    assert not move.overlapped and move.why == "it is not estimated to save time"
+    assert "sequential: it is not estimated to save time; estimated" in kernel.schedule
 
 
 def test_a_schedule_can_be_edited_and_passed_back():

@@ -55,7 +55,7 @@ def test_parts_that_are_read_later_hold_local_tiles_too():
                 T.copy(again, Z[block * 4, 0])
 
     changed, schedule = overlapped(f, carrier="queue")
-    assert schedule.moves[0].overlapped and "a grid behind adds up: the parts" in schedule.moves[0].why
+    assert schedule.moves[0].overlapped and "a separate grid accumulates: the parts" in schedule.moves[0].why
     args = [[torch.randn(16, 4), torch.full((8, 4), torch.nan), torch.full((16, 4), torch.nan)] for _ in range(2)]
     check_same(f, changed, args, seeds=(None,))
     assert not overlapped(f, carrier="tiles")[1].moves[0].overlapped

@@ -165,7 +165,7 @@ def test_a_grid_behind_adds_up_where_it_is_asked_for():
     assert move.adds == "tiles"
     move.adds = "grid"
     changed, again = overlap(func, H200, schedule)
-    assert again.moves[0].adds == "grid" and "a grid behind adds up: as asked for" in str(again)
+    assert again.moves[0].adds == "grid" and "a separate grid accumulates: as requested" in str(again)
     args = arguments(func, 4)
     check_leaves(changed, args, in_order_of_ranks(args, "sum", False), seeds=(None,))
     with pytest.raises(UsageError, match="adds='nobody'"):
@@ -227,7 +227,7 @@ def test_columns_are_scattered_alike(chunk: int | None, carrier: str | None, **s
 def test_others_columns_come_first_and_own_tiles_add_up():
     changed, schedule = overlapped(scale_then_scatter_columns(4, 16, 4, 8), chunk=8, carrier="queue")
     text, (move,) = tilescale.compile(changed, machine=H200).python, schedule.moves
-    assert move.ordered and "own tiles add up" in move.why and "8 columns at a time" in str(schedule)
+    assert move.ordered and "local tiles accumulate" in move.why and "8 columns at a time" in str(schedule)
     assert "T.copy(made[:, (device_rank + 1 + step) % 4 * 16 + chunk * 8" in text
 
 
@@ -245,7 +245,7 @@ def test_parts_are_where_the_caller_looks_for_them():
                 T.reduce_scatter(parts, Y)
 
     changed, schedule = overlapped(f, carrier="queue")
-    assert schedule.moves[0].overlapped and "a grid behind adds up" in schedule.moves[0].why
+    assert schedule.moves[0].overlapped and "a separate grid accumulates" in schedule.moves[0].why
     args = [[torch.randn(16, 4), torch.full((16, 4), torch.nan), torch.full((8, 4), torch.nan)] for _ in range(2)]
     check_same(f, changed, args, seeds=(None, 1))
     assert not overlapped(f, carrier="tiles")[1].moves[0].overlapped
@@ -284,7 +284,7 @@ def test_blocks_in_an_order_of_their_own_do_not_wait():
                 T.reduce_scatter(made, Y, dim=0)
 
     (move,) = overlapped(f)[1].moves
-    assert "a grid behind adds up: the program sets the order of its blocks itself" in move.why
+    assert "a separate grid accumulates: the program sets the order of its blocks itself" in move.why
 
 
 def test_a_tile_that_is_not_counted_would_race():
@@ -428,7 +428,7 @@ def test_parts_of_others_are_rounded_once_where_that_is_asked_for(shape: dict[st
 
 def test_nothing_is_rounded_that_gains_nothing_or_that_nobody_asked_for():
     assert "not narrower" in rounded(scale_then_reduce(2, 8, 4, dtype="float16"))[1].why
-    assert "tiles that go to their owners" in rounded(scale_then_reduce(2, 8, 4), carrier="tiles")[1].why
+    assert "tiles that programs send" in rounded(scale_then_reduce(2, 8, 4), carrier="tiles")[1].why
     with pytest.raises(UsageError, match="it is one of bfloat16, float16, any"):
         Move("reduce_scatter", ("X", "Y"), wire="int8")
     assert overlapped(scale_then_reduce(2, 8, 4))[1].moves[0].wire is None

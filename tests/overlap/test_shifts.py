@@ -106,7 +106,7 @@ def test_it_is_started_before_the_grid_and_awaited_where_it_stood():
     changed, schedule = overlapped(around(4, 8, 4, guarded=True))
     (move,) = schedule.moves
     assert move.overlapped and move.tensors == ("one", "one")
-    assert "overlapped: the grid touches nothing that arrives" in str(schedule)
+    assert "overlapped: the grid accesses no arriving rows" in str(schedule)
     text = tilescale.compile(changed, machine=H200).python
     start, grid, wait = (
         text.index(w) for w in ("signal=one_here[0, step]", 'T.Scale("block")', "T.wait(one_here")
@@ -182,8 +182,8 @@ def ring(wrong: str = "") -> Any:
 @pytest.mark.parametrize(
     ("wrong", "reason", "culprit"),
     [
-        ("written", "the grid touches what it moves, where step is 0", "T.copy(x, one[step % 2"),
-        ("touched", "the grid touches what it moves, where step is 3", "T.copy(one[T.min("),
+        ("written", "the grid accesses its tensors, where step is 0", "T.copy(x, one[step % 2"),
+        ("touched", "the grid accesses its tensors, where step is 3", "T.copy(one[T.min("),
         ("ordered", "programs of the grid order units", "T.signal(flags[0])"),
         ("statement", "other statements precede it in its phase", ""),
         ("one", "some units are sent nothing, or several parts", ""),

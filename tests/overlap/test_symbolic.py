@@ -248,7 +248,7 @@ def test_tiles_stay_as_written_where_no_axis_is_the_part(name: str, reason: str)
 
 def test_what_likely_rows_do_not_pay_for_stays_in_order():
     (move,) = tilescale.compile(PROGRAMS["gather"], machine=H200, schedule="overlap").moves.moves
-    assert not move.overlapped and move.why == "it does not pay"
+    assert not move.overlapped and move.why == "it is not estimated to save time"
     assert move.in_order_s is not None
 
 

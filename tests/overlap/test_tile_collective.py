@@ -95,7 +95,7 @@ def test_results_are_the_same(
     for count in ROWS[-1:] if not symbolic else ROWS:
         func = doubled(devices, T.dynamic("rows") if symbolic else count, op=op, bound=bound)
         changed, schedule = overlapped(func, carrier=COLLECTIVE, group=group, blocks=blocks)
-        assert "programs sum their tiles" in str(schedule)
+        assert "programs all-reduce their tiles" in str(schedule)
         calls = [stmt.value for stmt in ir.statements(changed.body) if isinstance(stmt, ir.Evaluate)]
         reduced = [ir.region_parts(call.args[0])[0].name for call in calls if call.op.same_as(ALLREDUCE)]
         assert reduced == ["x"]

@@ -110,7 +110,7 @@ def sum_of(arrivals: ArrivalReduce, rewriter: LaunchRewriter, after: Callable[[A
     """
     launch, rows = rewriter.launch, arrivals.chunks.of
     if ir.constants((*rows.buffer.shape, *launch.grid)) is None:
-        raise Declined("a grid that adds up needs extents that are known before the launch", launch.where)
+        raise Declined("a separate grid needs extents that are known before the launch", launch.where)
     high, wide = tile_shape(launch, arrivals.chunks)
     matrix = rows.place(rows.height, rows.across)
     down, across = (-(-extent // size) for extent, size in zip(matrix, (high, wide), strict=True))

@@ -111,7 +111,7 @@ def _check_fits(use: TensorUse, arrivals: ArrivalReduce, tile: ir.Buffer, uses: 
     room = machine.capacity(machine.layer_for("fragment").name, launch.thread_count)
     held = bytes_of(tile.shape, tile.dtype) or 0 if ir.scope_kind(tile) == "fragment" else 0
     if held + added_bytes(use, str(arrivals.own.dtype)) > room:
-        raise Declined("a tile and what is added to it do not fit into registers", location(use.stmts[0]))
+        raise Declined("a tile and its addends do not fit into registers", location(use.stmts[0]))
 
 
 def added_bytes(use: TensorUse, dtype: str) -> int:

@@ -258,7 +258,7 @@ def _departing(
     rewriter.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, rewriter))))
     behind = located(_kept(found, chunks, here), stmt)
     rewriter.instead(found.site.phase, stmt, [DevicePhase(tir.sequence(behind))])
-    move.why = f"a chunk leaves when its tiles are counted{move.why}"
+    move.why = f"a chunk is sent when its tiles are counted{move.why}"
 
 
 def _arriving(found: _SplitAllToAll, chunks: RowChunks, here: ir.Buffer, rewriter: LaunchRewriter, move: Move) -> None:
@@ -266,6 +266,6 @@ def _arriving(found: _SplitAllToAll, chunks: RowChunks, here: ir.Buffer, rewrite
     uses, level, first = found.uses, found.level, found.readers[0]
     for use in found.readers:
         rewriter.before(use.stmts[0], chunks.waits(use, uses, level, here))
-    move.why += f"{', ' if move.why else ''}each tile waits for the rows that it reads"
+    move.why += f"{', ' if move.why else ''}each tile waits for its rows"
     tiles = tiles_in(ArrivalOrder(), first, chunks.of, uses, move, level)
     rewriter.phases.append((first.phase, (with_tiles(first.phase, tiles, rewriter),)))

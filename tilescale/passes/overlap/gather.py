@@ -104,7 +104,7 @@ def overlap_gathers(several: Gathers, graph: Dependence, uses: AccessMaps) -> ir
     rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
     gathers = [_gather(*each, graph, uses, rewriter) for each in several]
     for gather in gathers:
-        gather.move.why = "each tile waits for the rows that it reads" + ", of the columns of all" * gather.across
+        gather.move.why = "each tile waits for its rows" + ", of all columns" * gather.across
         for use in gather.readers:
             _await(gather, use, rewriter)
     first, level = gathers[0].readers[0], gathers[0].level
@@ -202,7 +202,7 @@ def _reads_source(gathers: Sequence[_SplitGather]) -> Raster | None:
         return None
     try:
         if move.local is None:
-            raise Declined("as asked for")
+            raise Declined("as requested")
         raster = check_source([(gather.site, gather.readers) for gather in gathers], uses, move)
     except Declined as reason:
         if len(gathers) > 1 or gathers[0].units == 1 or move.slices:

@@ -124,12 +124,12 @@ def check(site: CollectiveSite, mine: ProgramStep, graph: Dependence, own: Itera
     if not mine.on_device:
         raise Declined(f"{one(graph.machine.tensor_level.name)} has no copy queue", where)
     if site.made.impl is not None:
-        raise Declined(f"impl={site.made.impl!r} was asked for", where)
+        raise Declined(f"impl={site.made.impl!r} was requested", where)
     brought = set(own)
     for step in graph.steps:
         effects = step.effects
         if effects.opaque:
-            raise Declined("a function from elsewhere may rely on it", location(step.stmt))
+            raise Declined("an external function may depend on it", location(step.stmt))
         ordered = any(flag not in brought for flag in effects.flags)
         levels = [access.at.level for access in effects.accesses if access.at is not None]
         reached = any(is_around_programs(level, graph.machine) for level in levels) and not effects.flags

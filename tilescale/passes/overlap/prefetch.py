@@ -83,7 +83,7 @@ def _found(site: CollectiveSite, mine: ProgramStep, uses: AccessMaps) -> _Prefet
     if not mine.on_device:
         raise Declined("no engine executes copies concurrently with the programs", where)
     if site.made.impl is not None:
-        raise Declined(f"impl={site.made.impl!r} was asked for", where)
+        raise Declined(f"impl={site.made.impl!r} was requested", where)
     context = LoopContext.of(site.phase, site.launch, where)
     if len(context.loops) != 1 or context.conditions or not context.is_first:
         raise Declined("it does not begin the iterations of one loop", where)
@@ -104,7 +104,7 @@ def _check_source(found: _PrefetchedGather, mine: ProgramStep, graph: Dependence
     for step in graph.steps:
         inside = any(around.same_as(loop) for around in step.loops)
         if step.effects.opaque and inside:
-            raise Declined("a function from elsewhere may touch what it moves", location(step.stmt))
+            raise Declined("an external function may access its tensors", location(step.stmt))
         if (inside or step.number > mine.number) and any(a.root.same_as(source) for a in step.effects.writes):
             raise Declined("what it sends is written while it may be in flight", location(step.stmt))
 

@@ -139,7 +139,7 @@ class _RewriteState:
         move, *others = moves
         try:
             if not move.overlapped:
-                raise Declined(move.why or "as asked for")
+                raise Declined(move.why or "as requested")
             self._overlap(moves)
             for each in moves:
                 each.why += "".join(f", {var} as {value}" for var, value in self.symbolic.items())
@@ -178,7 +178,7 @@ class _RewriteState:
         else:
             raise Declined(f"there is no rewrite of {site.name}")
         if self.by_cost and not pays(move):
-            raise Declined("it does not pay")
+            raise Declined("it is not estimated to save time")
         self.func = changed
         self.flags |= _flags(structure(self.func, self.machine)) - before
 
@@ -190,7 +190,7 @@ class _RewriteState:
             check(site, mine, graph, self.flags)
             found.append((site, mine, move))
             if site.phase is not found[0][0].phase:
-                raise Declined("it is not with the gather before")
+                raise Declined("the gather before is in another phase")
         return found
 
     def _next(self, func: ir.PrimFunc) -> tuple[CollectiveSite | ShiftSite, ProgramStep, Dependence, AccessMaps]:

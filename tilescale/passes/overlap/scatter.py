@@ -236,10 +236,10 @@ def _by_tiles(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewri
     """Tiles send remote rows to their owners, and the sums of local ones to all units.
 
     Raises:
-        Declined: own tiles cannot add up where they are made.
+        Declined: local tiles cannot accumulate where they are made.
     """
     if move.wire is not None:
-        raise Declined(f"tiles that go to their owners by themselves are not rounded to {move.wire}")
+        raise Declined(f"tiles that programs send are not rounded to {move.wire}")
     name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
     count = counted(scatter.maker, chunks, scatter.uses, scatter.level)
     here = rewriter.alloc_flags(f"{name}_here", chunks.shape)
@@ -264,10 +264,10 @@ def _by_tiles(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewri
 
     op = str(scatter.site.made.op)
     arrivals = ArrivalReduce(rows.buffer, inbox, here, scatter.result, op, chunks, level, count)
-    move.why = "tiles of others' rows go to their owners, own tiles add up what has come"
+    move.why = "remote tiles are sent to their owners, local tiles accumulate those that arrive"
     tiles = tiles_in(DepartureOrder(), maker, rows, scatter.uses, move, level)
     if tiles is None or scatter.used_elsewhere or move.adds == GRID:
-        raise Declined("own tiles cannot add up")
+        raise Declined("local tiles cannot accumulate")
     add_where_made(maker, arrivals, tiles[0][0].var, away, rewriter, scatter.uses, after)
     rewriter.phases.append((maker.phase, (with_tiles(maker.phase, tiles, rewriter),)))
     waits = chunks.to_others(level, lambda rank, peer, i: wait(back, peer, i, value=count(peer, i))) if back else []
@@ -283,7 +283,7 @@ def _by_queue(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewri
     outbox, stores = _outbox(scatter, rewriter, move.wire)
     inbox = rewriter.alloc(f"{name}_inbox", (rows.parts, *rows.part_shape), str(outbox.buffer.dtype))
     made = counted(scatter.maker, chunks, scatter.uses, scatter.level)
-    move.why = "a chunk of others' rows leaves when its tiles are counted"
+    move.why = "a chunk of remote rows is sent when its tiles are counted"
 
     def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
         count = chunks.count(chunk)
@@ -376,7 +376,7 @@ def _add_up(
     counts = [tir.at(s, last) for s in chunks.counts(maker, scatter.uses, scatter.level, done)]
     try:
         if move.adds == GRID:
-            raise Declined("as asked for")
+            raise Declined("as requested")
         if rank is None:
             raise Declined("the local tiles are not the last ones")
         if scatter.used_elsewhere:
@@ -386,11 +386,11 @@ def _add_up(
         add(maker, arrivals, rank, away, rewriter, scatter.uses, lambda tile: after(tile.row))
     except Declined as reason:
         move.adds = GRID
-        move.why += f"; a grid behind adds up: {reason.reason}"
+        move.why += f"; a separate grid accumulates: {reason.reason}"
         rewriter.statements.append((last, tir.sequence([last, *stores, *counts])))
         return [sum_of(arrivals, rewriter, after)]
     move.adds = move.adds or TILES
-    move.why += ", own tiles add up what has come"
+    move.why += ", local tiles accumulate those that arrive"
     return []
 
 

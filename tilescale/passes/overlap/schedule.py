@@ -114,7 +114,7 @@ class Move:
 
     def __str__(self) -> str:
         line = f" (line {self.where.line})" if self.where else ""
-        order = "tiles in the order of travel" if self.ordered else "tiles as written"
+        order = "tiles in transfer order" if self.ordered else "tiles in program order"
         pieces = f"{self.chunk} {'columns' if self.axis else 'rows'} at a time"
         pieces = pieces if self.slices is None else f"in {self.slices} slices of columns"
         rows = "" if self.chunk is None else f", {pieces}, {order}"

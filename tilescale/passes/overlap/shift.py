@@ -70,7 +70,7 @@ def overlap_shift(
     _check_apart(shift, graph, own)
     if not uses.symbolic:
         _estimate(shift, uses, move)
-    move.ordered, move.why = False, "the grid touches nothing that arrives, and changes nothing that is sent"
+    move.ordered, move.why = False, "the grid accesses no arriving rows, and writes none that are sent"
     return _started(shift, uses)
 
 
@@ -81,7 +81,7 @@ def _found(site: ShiftSite) -> _SplitShift:
     if not context.grids:
         raise Declined("no grid precedes it", where)
     if any(made.impl is not None for made in site.made):
-        raise Declined("impl= was asked for", where)
+        raise Declined("impl= was requested", where)
     before = tuple(itertools.takewhile(_is_barrier, context.stmts))
     count = len(before) + len(site.stmts)
     if not all(a.same_as(b) for a, b in zip(context.stmts[len(before) : count], site.stmts, strict=False)):
@@ -124,7 +124,7 @@ def _check_apart(shift: _SplitShift, graph: Dependence, own: set[ir.Var]) -> Non
         for stmt in ir.statements(phase.stmt):
             effects = names.effects(stmt)
             if effects.opaque:
-                raise Declined("a function from elsewhere may touch what it moves", location(stmt))
+                raise Declined("an external function may access its tensors", location(stmt))
             if synchronizes_programs(effects, graph.machine) or any(flag not in own for flag in effects.flags):
                 raise Declined("programs of the grid order units", location(stmt))
     for at in shift.context.values():
@@ -137,7 +137,7 @@ def _check_apart(shift: _SplitShift, graph: Dependence, own: set[ir.Var]) -> Non
             for stmt in ir.statements(grid):
                 if conflict(names.effects(stmt).accesses, inside, moved, BoundVariables.of(copies)):
                     turn = "".join(f", where {var.name} is {value}" for var, value in at.items())
-                    raise Declined(f"the grid touches what it moves{turn}", location(stmt))
+                    raise Declined(f"the grid accesses its tensors{turn}", location(stmt))
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------

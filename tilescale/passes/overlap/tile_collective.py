@@ -64,7 +64,7 @@ def reduce_tiles(
         grid = Raster.of(use, move).changed(phase, rewriter, [], lambda number: {})
         rewriter.phases.append((phase, (grid,)))
     rewriter.instead(site.phase, site.stmt, [])
-    move.why = "programs sum their tiles before they store them"
+    move.why = "programs all-reduce their tiles before they store them"
     return rewriter.apply()
 
 

@@ -217,7 +217,7 @@ def tiles_in(
             stmts, mapping = reordered(use.launch, axis_of(use, rows, uses, level), rank, order)
     except Declined as reason:
         move.ordered = False
-        move.why += f"; tiles as written: {reason.reason}"
+        move.why += f"; tiles in program order: {reason.reason}"
         return None
     return [bind, *stmts], mapping
 

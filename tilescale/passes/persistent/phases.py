@@ -141,7 +141,7 @@ class _Finder:
         """Raise Declined if a statement of a grid orders units, but for blocks of one number on all devices."""
         effects = self.names.effects(stmt)
         if effects.opaque:
-            raise Declined("a function from elsewhere may order units", location(stmt))
+            raise Declined("an external function may order units", location(stmt))
         apart = any(access.at is not None for access in effects.accesses)
         together = synchronizes_programs(effects, self.machine) and not self._is_of_devices(stmt)
         if effects.flags or apart or together:
