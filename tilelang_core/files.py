@@ -13,10 +13,8 @@ from uuid import uuid4
 def replacing(path: Path) -> Iterator[Path]:
     """The path of a new file, to be written, that replaces `path` in one step; it is removed if the body fails.
 
-    The temporary name is unique, so writers never see each other's files, nor a planted link.
-
-    Raises:
-        OSError: the folder cannot be made or written.
+    The temporary name is unique, so writers never see each other's files, nor a planted link. Raises OSError: the
+    folder cannot be made or written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_name(f".{path.name}-{uuid4().hex}")

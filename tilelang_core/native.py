@@ -42,11 +42,8 @@ def compiler() -> str | None:
 
 
 def library(text: str) -> NativeLibrary:
-    """A C source, compiled where the cache does not have it.
-
-    Raises:
-        OSError, subprocess.CalledProcessError: there is no compiler, or it fails.
-    """
+    """A C source, compiled where the cache does not have it. Raises OSError, subprocess.CalledProcessError: there is no
+    compiler, or it fails."""
     headers = libinfo.find_include_path(), libinfo.find_dlpack_include_path()
     name = hashlib.sha256(repr((text, tvm_ffi.__version__, _FLAGS)).encode()).hexdigest()[:24]
     path = cache_folder() / FOLDER / f"{name}.so"

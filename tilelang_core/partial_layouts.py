@@ -24,11 +24,7 @@ from tilelang_core.loop_ranges import loop_ranges
 
 
 def with_whole_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function, whose fragments have a place for each element that is used.
-
-    Raises:
-        ValueError: one has not.
-    """
+    """The function, whose fragments have a place for each element that is used. Raises ValueError: one has not."""
     threads = math.prod(_threads(func))
     partial = {
         tile: placed

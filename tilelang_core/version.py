@@ -28,11 +28,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def require_tilelang() -> str:
-    """The installed TileLang's version.
-
-    Raises:
-        TileLangVersionError: it is missing or outside `TESTED`; the text says what to install.
-    """
+    """The installed TileLang's version. Raises TileLangVersionError: it is missing or outside `TESTED`; the text says
+    what to install."""
     install = f'pip install "tilelang>={TESTED[0]},<{TESTED[1]}"'
     try:
         found = metadata.version("tilelang")
@@ -48,11 +45,8 @@ def require_tilelang() -> str:
 
 
 def load_tilelang() -> None:
-    """Import TileLang.
-
-    Raises:
-        TileLangCacheError: the folder of its cache cannot be written, such as in a home that is read-only.
-    """
+    """Import TileLang. Raises TileLangCacheError: the folder of its cache cannot be written, such as in a home that is
+    read-only."""
     try:
         import tilelang  # noqa: F401
     except OSError as error:

@@ -290,11 +290,8 @@ class NotSymmetricError(TileScaleError):
 
 
 def check_type(name: str, value: object, wanted: str, *types: Any) -> None:
-    """Check an argument of a public function; a bool is not accepted as a number.
-
-    Raises:
-        UsageError: it is of none of these types; `wanted` says what to pass.
-    """
+    """Check an argument of a public function; a bool is not accepted as a number. Raises UsageError: it is of none of
+    these types; `wanted` says what to pass."""
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise UsageError(f"{name}={value!r} is of type {type(value).__name__}", hint=f"pass {wanted}")
 

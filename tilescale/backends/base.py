@@ -103,11 +103,8 @@ class Lowered(Protocol):
         """The implementations chosen for its operations, and the reasons."""
 
     def source(self, options: dict[str, Any]) -> str:
-        """The generated text; options are those of `tilelang.compile`.
-
-        Raises:
-            UnsupportedError: there is none for the machine or the back end.
-        """
+        """The generated text; options are those of `tilelang.compile`. Raises UnsupportedError: there is none for the
+        machine or the back end."""
 
     def compilations(self, options: dict[str, Any]) -> Sequence[Compilation]:
         """The kernels that `build` compiles; `build` finds them in a cache once they are done. Collective, as `build`.

@@ -96,11 +96,7 @@ class Algorithm:
         return self.most < units or drops
 
     def schedule(self, operation: str, shape: Shape, segments: int = SEGMENTS) -> RoundSchedule:
-        """Its rounds.
-
-        Raises:
-            UnsupportedError: it needs a power of two of units.
-        """
+        """Its rounds. Raises UnsupportedError: it needs a power of two of units."""
         reason = self.against(math.prod(shape))
         if reason is not None:
             raise UnsupportedError(f"{operation} by {self.name}: {reason}", hint='"ring" and "direct" take any number')

@@ -93,11 +93,8 @@ def _is_there(machine: Machine, record: Algorithm) -> bool:
 def select(
     machine: Machine, wanted: CollectiveQuery, available: AvailableAlgorithms, impl: str | None = None
 ) -> MechanismChoice:
-    """The algorithm of a collective: `impl` if it is given, else the fastest of those available.
-
-    Raises:
-        UnsupportedError: `impl` is not available, or no algorithm is; lists the available ones.
-    """
+    """The algorithm of a collective: `impl` if it is given, else the fastest of those available. Raises
+    UnsupportedError: `impl` is not available, or no algorithm is; lists the available ones."""
     if not available.names:
         raise UnsupportedError(
             f"T.{wanted.operation} of {wanted.dtype} between {wanted.level}s: there is no algorithm for it here"

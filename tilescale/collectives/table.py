@@ -17,11 +17,7 @@ from tilescale.errors import UsageError
 
 @cache
 def records() -> Mapping[str, Algorithm]:
-    """Name -> record, of all files.
-
-    Raises:
-        ValueError: two records have one name.
-    """
+    """Name -> record, of all files. Raises ValueError: two records have one name."""
     found: dict[str, Algorithm] = {}
     for module in pkgutil.iter_modules(family.__path__, f"{family.__name__}."):
         for record in importlib.import_module(module.name).ALGORITHMS:
@@ -36,11 +32,7 @@ def names(operation: str, form: str | None = None) -> tuple[str, ...]:
 
 
 def algorithm(operation: str, name: str) -> Algorithm:
-    """The record of an algorithm that makes an operation.
-
-    Raises:
-        UsageError: there is none; lists those there are.
-    """
+    """The record of an algorithm that makes an operation. Raises UsageError: there is none; lists those there are."""
     if name not in names(operation):
         known = ", ".join(names(operation)) or "none: no such operation"
         raise UsageError(f"no algorithm {name!r} for {operation}", hint=f"there is {known}")

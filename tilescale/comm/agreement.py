@@ -33,11 +33,8 @@ class Facts:
 
 
 def agree(group: HeapGroup, facts: Facts, code: Callable[[], str]) -> None:
-    """Collective: all ranks call the same program. `code` is its text, which is compared where programs differ.
-
-    Raises:
-        RankMismatchError: they do not, or their choices follow other measurements; names both.
-    """
+    """Collective: all ranks call the same program. `code` is its text, which is compared where programs differ. Raises
+    RankMismatchError: they do not, or their choices follow other measurements; names both."""
     call = CollectiveCall.here("kernel")
     everyone = group.all_gather(call, (facts, call.where))
     first = everyone[0][0]

@@ -25,15 +25,14 @@ _HINT = "check that rank 0 runs, that its address is right on every node, and th
 
 
 def serve(host: str, port: int, *, timeout_s: float, bound: int | None = None) -> TCPStore:
-    """A new store that listens at host:port alone (port 0: any free one).
+    """A new store that listens at host:port alone (port 0: any free one). Raises LaunchError: the port is taken, or
+    `host` is not an address of this host.
 
     Args:
         host: a name or address of this host.
         port: where the other ranks look for it.
         timeout_s: longest wait of the store's own calls.
         bound: a descriptor of a socket that listens there, or is bound; it is ignored if it is anything else.
-    Raises:
-        LaunchError: the port is taken, or `host` is not an address of this host.
     """
     address, family = _resolved(host, timeout_s)
     try:

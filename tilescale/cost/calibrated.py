@@ -57,11 +57,8 @@ def _in_force(machine: Machine, date: str) -> Machine:
 
 
 def measured(machine: Machine) -> Measured | None:
-    """Measurements of a machine: the user's newest, completed by the shipped ones; None for nothing.
-
-    Raises:
-        UsageError: a file that is not a measurement; says which.
-    """
+    """Measurements of a machine: the user's newest, completed by the shipped ones; None for nothing. Raises UsageError:
+    a file that is not a measurement; says which."""
     mine = own(machine)
     return _shipped(machine.name) if mine is None else _over_shipped(machine.name, folder())
 

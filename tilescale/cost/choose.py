@@ -64,11 +64,8 @@ class TileTransfer:
 
 
 def mechanism(network: Network, wanted: TileTransfer, impl: str | None = None) -> MechanismChoice:
-    """The mechanism for a transfer over a network: `impl` if given, else the fastest by the description.
-
-    Raises:
-        UnsupportedError: `impl`, or without it every mechanism, cannot do it; says why.
-    """
+    """The mechanism for a transfer over a network: `impl` if given, else the fastest by the description. Raises
+    UnsupportedError: `impl`, or without it every mechanism, cannot do it; says why."""
     against = {m.name: reason_against(m, wanted) for m in network.mechanisms}
     if impl is not None:
         reason = against[impl] if impl in against else f"{network.name} has no such mechanism"

@@ -24,16 +24,14 @@ def copy_choice(
     starters: tuple[str, ...] = ("program", "host"),
     names: Mapping[ir.Var, ir.PrimExpr] | None = None,
 ) -> MechanismChoice:
-    """The mechanism of a `T.copy` to or from another unit.
+    """The mechanism of a `T.copy` to or from another unit. Raises UnsupportedError: what `impl=` asks for, or every
+    mechanism, cannot do it.
 
     Args:
         sizes: units of each launched level, coarsest first.
         programs: how many programs of a unit copy at the same time, None for a copy of whole tensors.
         starters: the possible initiators of a copy of whole tensors.
         names: values of the program's variables, to bound extents that are known at launch only.
-
-    Raises:
-        UnsupportedError: what `impl=` asks for, or every mechanism, cannot do it.
     """
     network = network_of(call, in_force(machine), sizes)
     copy = Copy.of(call)

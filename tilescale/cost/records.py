@@ -39,11 +39,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def made(kind: type[Made], where: str, entry: Any) -> Made:
-    """A record of an object's items, with tuples for lists.
-
-    Raises:
-        ValueError: `entry` is not an object, or has unknown, missing or wrongly typed items; says which of `where`.
-    """
+    """A record of an object's items, with tuples for lists. Raises ValueError: `entry` is not an object, or has
+    unknown, missing or wrongly typed items; says which of `where`."""
     if not isinstance(entry, dict):
         raise ValueError(f"{where} is not an object")
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]

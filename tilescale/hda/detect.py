@@ -24,10 +24,7 @@ def detect() -> Machine:
     """See `Machine.detect`.
 
     Counted: accelerators, their program units and memory, links between them; else sockets, cores, clock and memory.
-    Everything else is the description's.
-
-    Raises:
-        UnknownMachineError: there are accelerators that no description fits.
+    Everything else is the description's. Raises UnknownMachineError: there are accelerators that no description fits.
     """
     found = accelerators()
     base = _describing(found[0]) if found else load(CPU)

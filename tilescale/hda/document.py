@@ -72,11 +72,8 @@ class _Reader:
     entries: int = 0
 
     def entry(self, node: yaml.Node, line: int, path: str) -> DocumentEntry:
-        """The entry of a node; `line` is that of its key.
-
-        Raises:
-            MachineFileError: a key given twice, or more entries than `MOST_ENTRIES`.
-        """
+        """The entry of a node; `line` is that of its key. Raises MachineFileError: a key given twice, or more entries
+        than `MOST_ENTRIES`."""
         self.entries += 1
         if self.entries > MOST_ENTRIES:
             raise DocumentEntry(None, self.file, line, path).problem(
@@ -165,14 +162,12 @@ def merge(base: DocumentEntry, over: DocumentEntry) -> DocumentEntry:
 
 
 def read(path: Path, locate: Callable[[str, Path], Path | None]) -> DocumentEntry:
-    """The description at `path` with everything it extends.
+    """The description at `path` with everything it extends. Raises MachineFileError: not YAML, not a mapping, a key
+    given twice, or an `extends` of nothing or of itself.
 
     Args:
         path: the file.
         locate: gives the file that an `extends:` in a file of that folder means, or None.
-
-    Raises:
-        MachineFileError: not YAML, not a mapping, a key given twice, or an `extends` of nothing or of itself.
     """
     return _read(path, locate, ())
 

@@ -50,16 +50,13 @@ _UNITS = {
 
 
 def parse(text: object, kind: str, clock: float | None = None) -> float | int:
-    """The value of `text` in SI units; an int for "size".
+    """The value of `text` in SI units; an int for "size". Raises ValueError: not a number with a unit of that kind, not
+    a whole number of bytes, a rate of zero, or a quantity per clock without a clock.
 
     Args:
         text: a number and its unit, e.g. "228 KiB".
         kind: a key of `EXAMPLES`.
         clock: Hz, for quantities per clock; None where there is no clock to count.
-
-    Raises:
-        ValueError: not a number with a unit of that kind, not a whole number of bytes, a rate of zero, or a quantity
-            per clock without a clock.
     """
     expected = f"a {kind} with its unit such as {EXAMPLES[kind]}"
     found = _NUMBER.fullmatch(text) if isinstance(text, str) else None

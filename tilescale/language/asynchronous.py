@@ -20,11 +20,8 @@ from tilescale.program.ops import RANK
 
 
 def check_queue(context: Context, network: Network | None, impl: str | None) -> None:
-    """Check that an engine executes a started operation.
-
-    Raises:
-        NoPathError: no mechanism of the network moves data while no program runs.
-    """
+    """Check that an engine executes a started operation. Raises NoPathError: no mechanism of the network moves data
+    while no program runs."""
     if network is None or impl is not None or any(m.started_by == "host" and m.put for m in network.mechanisms):
         return
     offered = ", ".join(m.name for m in network.mechanisms)
@@ -39,12 +36,8 @@ def check_queue(context: Context, network: Network | None, impl: str | None) -> 
 def after_of(
     context: Context, after: Any, impl: str | None, network: Network | None
 ) -> tuple[list[ir.PrimExpr], str]:
-    """Parse `after=` into [flag, value] and the comparison.
-
-    Raises:
-        UsageError: not (flag, comparison, value); not in a device phase; a mechanism that programs
-            start.
-    """
+    """Parse `after=` into [flag, value] and the comparison. Raises UsageError: not (flag, comparison, value); not in a
+    device phase; a mechanism that programs start."""
     if not owns_a_queue(context.executing, context.machine):
         raise UsageError(
             f"T.copy(after=) where {one(context.executing.name)} executes: only copies that a "

@@ -86,11 +86,8 @@ def _peer_advice(context: Context, level: Level, extent: Any) -> str:
 
 
 def check_connected(context: Context, level: Level) -> Network | None:
-    """The network between siblings of `level`; None inside one program, or where the launch has a single unit.
-
-    Raises:
-        NoPathError: nothing connects them.
-    """
+    """The network between siblings of `level`; None inside one program, or where the launch has a single unit. Raises
+    NoPathError: nothing connects them."""
     extent = context.extent(level)
     if level.kind == "thread_group" or isinstance(extent, int) and extent == 1:
         return None
@@ -111,11 +108,8 @@ def check_connected(context: Context, level: Level) -> Network | None:
 
 
 def check_path(context: Context, level: Level, buffer: ir.Buffer) -> Network | None:
-    """The network that carries a tile of `buffer` between siblings of `level`; None as for `check_connected`.
-
-    Raises:
-        NoPathError: no network connects them, or none reaches the memory layer of the tile.
-    """
+    """The network that carries a tile of `buffer` between siblings of `level`; None as for `check_connected`. Raises
+    NoPathError: no network connects them, or none reaches the memory layer of the tile."""
     network = check_connected(context, level)
     if network is None:
         return None

@@ -100,11 +100,7 @@ class Context:
         return self.executing.kind == "unit" and self.executing != self.program
 
     def selected(self) -> Level:
-        """The level that the innermost scale names.
-
-        Raises:
-            UsageError: no scale is open.
-        """
+        """The level that the innermost scale names. Raises UsageError: no scale is open."""
         if not self.scales:
             launched = ", ".join(repr(x.name) for x in reversed(self.machine.levels) if self._launched(x))
             raise UsageError(
@@ -182,11 +178,8 @@ class Context:
         return [plain(n) for n in self.frame.grid_extents]
 
     def extent(self, level: Level) -> Any:
-        """Number of units of a launched level in each unit of the next launched one: an int or an expression.
-
-        Raises:
-            ShapeError: the threads of a program do not divide among units of a level of thread groups.
-        """
+        """Number of units of a launched level in each unit of the next launched one: an int or an expression. Raises
+        ShapeError: the threads of a program do not divide among units of a level of thread groups."""
         if level.kind == "unit":
             return plain(self.frame.get_launch_annotation(EXTENT + level.name))
         if level.kind == "thread_group":

@@ -49,11 +49,8 @@ def alloc_flags(shape: Any, dtype: Any = "int32") -> ir.Buffer:
 
 
 def flag_region(flag: Any) -> ir.Call:
-    """A flag as the argument of an operation.
-
-    Raises:
-        UsageError: it is not one element of an integer tensor in device memory.
-    """
+    """A flag as the argument of an operation. Raises UsageError: it is not one element of an integer tensor in device
+    memory."""
     if not isinstance(flag, ir.BufferLoad):
         raise UsageError(
             f"a flag is one element of a tensor in device memory, got {flag}",
@@ -76,11 +73,7 @@ def flag_region(flag: Any) -> ir.Call:
 
 
 def flag_value(value: Any) -> ir.PrimExpr:
-    """The operand of a flag's update or comparison.
-
-    Raises:
-        UsageError: `value` is not an integer.
-    """
+    """The operand of a flag's update or comparison. Raises UsageError: `value` is not an integer."""
     node = ir.int_node(int(value) if isinstance(value, Integral) else value)
     if not isinstance(node, ir.PrimExpr) or not node.dtype.startswith(("int", "uint")):
         raise UsageError(
@@ -138,11 +131,7 @@ def signal(flag: Any, value: Any = 1, op: str = "add", dst: Any = None) -> ir.Ca
 
 
 def flags_region(flags: Any) -> ir.Call:
-    """One flag, or a slice of a tensor of flags, as the argument of a wait.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """One flag, or a slice of a tensor of flags, as the argument of a wait. Raises UsageError: it is neither."""
     if not isinstance(flags, ir.BufferRegion):
         return flag_region(flags)
     flag_region(flags.buffer[tuple(r.min for r in flags.region)])

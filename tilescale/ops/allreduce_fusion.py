@@ -105,7 +105,8 @@ def allreduce_fusion(
     block_quant_group_size: int | None = None,
     **others: Any,
 ) -> torch.Tensor:
-    """The sum of all ranks' (tokens, features), or with residual and RMSNorm; collective.
+    """The sum of all ranks' (tokens, features), or with residual and RMSNorm; collective. Raises ArgumentError: another
+    pattern, arguments that a pattern does not use, or arguments that the operators do not support.
 
     Args:
         input, residual_in, rms_gamma, rms_eps: as `ops.all_reduce_rms_norm` takes them; the residual is required.
@@ -125,10 +126,6 @@ def allreduce_fusion(
 
     Returns:
         The sum, the norm, or the quantized norm.
-
-    Raises:
-        ArgumentError: another pattern, arguments that a pattern does not use, or arguments that the operators do not
-            support.
     """
     if pattern not in (0, 1, *_QUANTIZED):
         raise ArgumentError(f"pattern is {pattern}", hint=f"supported: 0, 1, {', '.join(map(str, _QUANTIZED))}")

@@ -62,11 +62,8 @@ class Float8:
 
 
 def spelled(recipe: Float8 | None) -> str:
-    """A recipe as operators of `torch.library` take it: scaling, type of a, type of gradients; "" for none.
-
-    Raises:
-        ArgumentError: it is something else.
-    """
+    """A recipe as operators of `torch.library` take it: scaling, type of a, type of gradients; "" for none. Raises
+    ArgumentError: it is something else."""
     if recipe is None:
         return ""
     if not isinstance(recipe, Float8):

@@ -35,14 +35,12 @@ NOT_A_MEMBER = -100
 
 
 def group_name(group: Group) -> str:
-    """The name under which operators know a group.
+    """The name under which operators know a group. Raises ArgumentError: a mesh of several dimensions, or something
+    else.
 
     Args:
         group: a process group or its name, a DeviceMesh of one dimension (a slice, mesh["tp"]), or None for all ranks
             of the job.
-
-    Raises:
-        ArgumentError: a mesh of several dimensions, or something else.
     """
     if group is None or isinstance(group, str):
         return group or ""

@@ -31,8 +31,7 @@ STAGES = 4
 def scaled_matmul(x: torch.Tensor, b: torch.Tensor, scales: Any, owners: torch.Tensor) -> torch.Tensor:
     """`grouped_matmul` in float8, with the expert of each tile of rows.
 
-    Raises:
-        ArgumentError: unsupported scales, or a b that is not their kind.
+    Raises ArgumentError: unsupported scales, or a b that is not their kind.
     """
     of_x, of_b = two_scales(scales, "of x, and of b")
     check_tensor("b", b, 3, (torch.float8_e4m3fn,))

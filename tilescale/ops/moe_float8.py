@@ -54,11 +54,8 @@ def check_recipe(float8: Float8 | None, scales: Any, wire: str | None) -> None:
 
 
 def scales_of_experts(scales: Any, gate_up: torch.Tensor, down: torch.Tensor) -> tuple[Scale, Scale]:
-    """The scales of all squares of the weights, or of all their rows; None for weights without scales.
-
-    Raises:
-        ArgumentError: unsupported scales.
-    """
+    """The scales of all squares of the weights, or of all their rows; None for weights without scales. Raises
+    ArgumentError: unsupported scales."""
     if scales is None:
         return None, None
     given = two_scales(scales, "of gate_up, and of down")
@@ -83,11 +80,8 @@ def _of_squares(name: str, scales: torch.Tensor, weight: torch.Tensor) -> torch.
 
 
 def scales_of_tokens(scales: Any, x: torch.Tensor) -> Scale:
-    """The scales of all groups of the rows of x, (tokens, groups); None for x without scales.
-
-    Raises:
-        ArgumentError: unsupported scales.
-    """
+    """The scales of all groups of the rows of x, (tokens, groups); None for x without scales. Raises ArgumentError:
+    unsupported scales."""
     if scales is None:
         return None
     shape = *x.shape[:-1], x.shape[-1] // GROUP

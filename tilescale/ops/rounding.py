@@ -67,15 +67,13 @@ def rounded_rows(x: torch.Tensor, kind: torch.dtype, scaling: str) -> tuple[torc
     """A bfloat16 matrix in float8, contiguous, and the scale of each row, (rows,), float32: a power of two.
 
     The largest magnitude of a row, or of the matrix, becomes at most the largest number of the type. If it is not
-    finite, the scale and all numbers with it are NaN.
+    finite, the scale and all numbers with it are NaN. Raises ArgumentError: more columns than a block can keep of a
+    row.
 
     Args:
         x: (rows, columns), columns a multiple of 16; contiguous, the transpose of a contiguous matrix, or copied.
         kind: torch.float8_e4m3fn or torch.float8_e5m2.
         scaling: "rowwise" or "tensorwise", where the matrix has one scale.
-
-    Raises:
-        ArgumentError: more columns than a block can keep of a row.
     """
     rows, columns = x.shape
     made, scales = x.new_empty(rows, columns, dtype=kind), x.new_empty(rows, dtype=torch.float32)

@@ -26,12 +26,8 @@ class _Linear:
     kind: type[ParallelLinear]
 
     def install_forward(self, module: nn.Linear, mesh: Any) -> nn.Linear:
-        """Turn a module into the layer; its parameters are cut later in the plan.
-
-        Raises:
-            ArgumentError: it is not a torch.nn.Linear, as where weights are quantised, or its features cannot be split
-                evenly among the ranks.
-        """
+        """Turn a module into the layer; its parameters are cut later in the plan. Raises ArgumentError: it is not a
+        torch.nn.Linear, as where weights are quantised, or its features cannot be split evenly among the ranks."""
         check_shard(self.kind, module, mesh, None)
         if self.kind.cut:
             module.in_features //= mesh.size()

@@ -21,11 +21,8 @@ from tilescale.program.ops import VIEW
 
 
 def rematerialize(program: Program, machine: Machine) -> Program:
-    """The program, in which each phase has all bindings of earlier grid phases that it uses.
-
-    Raises:
-        PhaseError: a value read from memory in one phase and used in another.
-    """
+    """The program, in which each phase has all bindings of earlier grid phases that it uses. Raises PhaseError: a value
+    read from memory in one phase and used in another."""
     return replace(program, body=_in_launches(program.body))
 
 

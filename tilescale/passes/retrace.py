@@ -17,8 +17,7 @@ from tilescale.program.ops import MACHINE
 def for_machine(func: ir.PrimFunc, machine: Machine) -> ir.PrimFunc:
     """`func` as traced for `machine`.
 
-    Raises:
-        UsageError: it was not traced; or for another machine, and its Python function is not known.
+    Raises UsageError: it was not traced; or for another machine, and its Python function is not known.
     """
     if not isinstance(func, ir.PrimFunc):
         found = f"a plain {type(func).__name__}"

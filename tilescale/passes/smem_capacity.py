@@ -19,11 +19,8 @@ from tilescale.program.model import GridPhase, Launch, Program, declaration, loc
 
 
 def check_capacity(program: Program, machine: Machine) -> None:
-    """Check all grid phases.
-
-    Raises:
-        AllocationTooLargeError: the tiles that live at one statement, with their stages, are larger than the layer.
-    """
+    """Check all grid phases. Raises AllocationTooLargeError: the tiles that live at one statement, with their stages,
+    are larger than the layer."""
     names = names_of(program)
     for phase, launch in phases(program.body):
         if isinstance(phase, GridPhase) and launch is not None:

@@ -47,11 +47,8 @@ _ROUNDS = 20
 
 
 def check_together(program: Program, machine: Machine) -> None:
-    """Check that collective statements of a unit are under no condition that its threads may decide differently.
-
-    Raises:
-        UsageError: it does, or its operands differ between them.
-    """
+    """Check that collective statements of a unit are under no condition that its threads may decide differently. Raises
+    UsageError: it does, or its operands differ between them."""
     for phase, launch in phases(program.body):
         if isinstance(phase, GridPhase) and launch is not None and ir.contains(phase.stmt, _is_of_a_unit):
             Uniformity(launch, machine).look(phase.stmt)

@@ -16,11 +16,7 @@ from tilescale.program.operations import AtomicAdd, InvokeOne, Wait, operation
 
 
 def check_rules(program: Program) -> None:
-    """Check a whole program.
-
-    Raises:
-        UsageError: it breaks a rule of TileLang's.
-    """
+    """Check a whole program. Raises UsageError: it breaks a rule of TileLang's."""
     broken = broken_rule(program.func)
     if broken is not None:
         said, stmt = broken

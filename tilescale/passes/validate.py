@@ -51,21 +51,14 @@ def check_launches(program: Program, machine: Machine) -> None:
 
 
 def check_loops(program: Program, machine: Machine) -> None:
-    """Reject loops that TileLang refuses, in a program that TileLang does not receive unchanged.
-
-    Raises:
-        UsageError: there are.
-    """
+    """Reject loops that TileLang refuses, in a program that TileLang does not receive unchanged. Raises UsageError:
+    there are."""
     if program.is_hierarchical:
         check_rules(program)
 
 
 def check_copies(program: Program, machine: Machine) -> None:
-    """Both sides of each copy have extents with which TileLang copies something.
-
-    Raises:
-        ShapeError: one has not.
-    """
+    """Both sides of each copy have extents with which TileLang copies something. Raises ShapeError: one has not."""
     for stmt, _, _ in statements(program.body):
         if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) not in COPIES:
             continue
@@ -85,11 +78,8 @@ def _text(launch: Launch) -> str:
 
 
 def check_whole_uses(program: Program, machine: Machine) -> None:
-    """A parameter that is split over units exists nowhere as a whole: its uses must go through the view.
-
-    Raises:
-        UsageError: one does not.
-    """
+    """A parameter that is split over units exists nowhere as a whole: its uses must go through the view. Raises
+    UsageError: one does not."""
     split = {v.parameter: v for p in program.parameters for v in p.views if not v.layout.is_replica}
     if not split:
         return
@@ -107,11 +97,7 @@ def check_whole_uses(program: Program, machine: Machine) -> None:
 
 def check_extents(program: Program, machine: Machine) -> None:
     """Check extents of allocations: memory is allocated before anything runs, equally for all units, from the arguments
-    of a call.
-
-    Raises:
-        UsageError: a tile whose extent is known in the launch only.
-    """
+    of a call. Raises UsageError: a tile whose extent is known in the launch only."""
     known = {p.var for p in program.parameters} | {var for _, var in program.extents if isinstance(var, ir.Var)}
     for parameter in program.parameters:
         if parameter.buffer is not None:
@@ -143,11 +129,7 @@ def _tiles(launch: Launch, machine: Machine) -> dict[ir.Var, ir.Buffer]:
 
 def check_device_phases(program: Program, machine: Machine) -> None:
     """Reject program indices, thread indices, programs' tiles, and GEMMs in a device phase, and in control flow around
-    phases.
-
-    Raises:
-        PhaseError: it has.
-    """
+    phases. Raises PhaseError: it has."""
     for launch in program.launches:
         _check_device_phases(launch, machine)
 
@@ -197,11 +179,7 @@ def _written_as(index: ir.Var, launch: Launch) -> str:
 
 
 def check_tiles(program: Program, machine: Machine) -> None:
-    """Check that on-chip tiles are not used after their grid phase.
-
-    Raises:
-        PhaseError: it is used in two.
-    """
+    """Check that on-chip tiles are not used after their grid phase. Raises PhaseError: it is used in two."""
     for launch in program.launches:
         _check_tiles(launch, machine)
 

@@ -31,16 +31,13 @@ def bind(
     device: torch.device | None,
     written: frozenset[int],
 ) -> dict[ir.Var, float]:
-    """Bind a unit's arguments: the values of scalars, and of extents, which their shapes determine.
+    """Bind a unit's arguments: the values of scalars, and of extents, which their shapes determine. Raises
+    ArgumentError: count, type, data type, device or shape differ from the program's, or a tensor cannot take results.
 
     Args:
         units: numbers of units that the launch leaves open.
         device: where tensors have to be; None where arguments have a shape, and need not have anything else.
         written: positions of the tensors that take results.
-
-    Raises:
-        ArgumentError: count, type, data type, device or shape differ from the program's, or a tensor cannot take
-            results.
     """
     try:
         return _bound(program, values, units, device, written)
@@ -94,13 +91,11 @@ def used_parameters(program: Program) -> frozenset[int]:
 
 
 def check_present(program: Program, values: Sequence[Any], outputs: Sequence[int] = ()) -> None:
-    """Check that a call passes all tensors that the program uses; other tensors may be None, as in TileLang.
+    """Check that a call passes all tensors that the program uses; other tensors may be None, as in TileLang. Raises
+    ArgumentError: None for a tensor that the program uses.
 
     Args:
         outputs: positions that the call fills.
-
-    Raises:
-        ArgumentError: None for a tensor that the program uses.
     """
     absent = {i for i, value in enumerate(values) if value is None} - set(outputs)
     missing = absent & used_parameters(program) if absent else absent
@@ -118,8 +113,7 @@ def check_present(program: Program, values: Sequence[Any], outputs: Sequence[int
 def scalar(parameter: Parameter, value: Any) -> Any:
     """`value`, for a parameter that is a number.
 
-    Raises:
-        ArgumentError: not a number of the parameter's type, or out of its range.
+    Raises ArgumentError: not a number of the parameter's type, or out of its range.
     """
     dtype = str(parameter.var.dtype)
     number = value.item() if isinstance(value, np.generic) else value

@@ -134,11 +134,8 @@ def _column(grid: GridValues, expr: ir.PrimExpr, at: Mapping[ir.Var, int]) -> li
 
 
 def _iterations(step: ProgramStep, grid: GridValues) -> list[tuple[dict[ir.Var, int], list[bool]]]:
-    """Values of the loop variables around a step, and in which programs it runs with them.
-
-    Raises:
-        Unknown: loops or conditions that are not known before the launch, or too many iterations to try.
-    """
+    """Values of the loop variables around a step, and in which programs it runs with them. Raises Unknown: loops or
+    conditions that are not known before the launch, or too many iterations to try."""
     found: list[tuple[dict[ir.Var, int], Any]] = [({}, np.ones(grid.count, bool))]
     for around in step.around:
         following = []

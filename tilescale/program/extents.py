@@ -40,14 +40,12 @@ def solve(
     """The variables in the shapes of parameters, from the shapes that a unit passes.
 
     Where no other extent has n, that of a shard, n // units, says that n is units times as large. A variable that no
-    shape determines is not in the result.
+    shape determines is not in the result. Raises ArgumentError: an extent that no value of its variable makes, such as
+    7 for 4 * n.
 
     Args:
         shapes: the shape that a unit passes for each parameter; None for a scalar, and for an absent tensor.
         known: numbers of units that a launch leaves open, and scalars; in the result too.
-
-    Raises:
-        ArgumentError: an extent that no value of its variable makes, such as 7 for 4 * n.
     """
     solved = dict(known or {})
     pairs = [

@@ -40,11 +40,8 @@ _WIDTH = 120
 
 
 def source_of(program: Program, machine: Machine) -> str:
-    """The text of a program, a module that defines it under its name.
-
-    Raises:
-        UnsupportedError: an operation that the text cannot express, with its location.
-    """
+    """The text of a program, a module that defines it under its name. Raises UnsupportedError: an operation that the
+    text cannot express, with its location."""
     writer = _Writer(program, machine)
     given = list(map(writer.parameter, program.parameters))
     head = f"def {program.name}({', '.join(given)}):"

@@ -19,12 +19,9 @@ KEPT = 1024
 
 
 def output_positions(program: Program, out_idx: Any) -> list[int]:
-    """Positions of the parameters that the caller does not pass, in the order in which they are returned.
-
-    Raises:
-        UsageError: `out_idx` names a parameter that does not exist, or is given in addition to outputs that the program
-            declares.
-    """
+    """Positions of the parameters that the caller does not pass, in the order in which they are returned. Raises
+    UsageError: `out_idx` names a parameter that does not exist, or is given in addition to outputs that the program
+    declares."""
     declared = program.func.attrs.get("tilelang_out_idx") if program.func.attrs else None
     if declared is not None and out_idx is not None:
         raise UsageError(
@@ -42,11 +39,8 @@ def output_positions(program: Program, out_idx: Any) -> list[int]:
 
 
 def place_arguments(program: Program, outputs: Sequence[int], given: Sequence[Any]) -> list[Any]:
-    """The given arguments at the positions of their parameters; None at those of the outputs.
-
-    Raises:
-        ArgumentError: another number of arguments.
-    """
+    """The given arguments at the positions of their parameters; None at those of the outputs. Raises ArgumentError:
+    another number of arguments."""
     count = len(program.parameters)
     if len(given) + len(outputs) != count:
         names = [p.name for i, p in enumerate(program.parameters) if i not in outputs]
@@ -76,8 +70,7 @@ class KernelOutputs:
     def allocate(self, values: list[Any]) -> list[Any]:
         """`values` with new tensors at the positions of the outputs.
 
-        Raises:
-            ArgumentError: an output whose extent no argument determines.
+        Raises ArgumentError: an output whose extent no argument determines.
         """
         if not self.positions:
             return values

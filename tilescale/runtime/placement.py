@@ -21,10 +21,8 @@ def local_tensor(program: Program, parameter: Parameter, value: Any) -> Any:
     """`value`, or this rank's shard if it is a DTensor.
 
     A mesh dimension (of more than one rank) stands for each level that the program launches above its grid, coarsest
-    first. A parameter without a view is each device's own tensor: there any placement does.
-
-    Raises:
-        ArgumentError: the DTensor is placed otherwise than the view lays the parameter out, or over other ranks.
+    first. A parameter without a view is each device's own tensor: there any placement does. Raises ArgumentError: the
+    DTensor is placed otherwise than the view lays the parameter out, or over other ranks.
     """
     module = sys.modules.get("torch.distributed.tensor")  # no DTensor exists before its module is imported
     if module is None or not isinstance(value, module.DTensor):

@@ -89,11 +89,8 @@ class SimulatedProfiler(stock.Profiler):
         input_tensors: Sequence[Any] | None = None,
         manual_check_prog: Callable[[list[Any], list[Any]], None] | None = None,
     ) -> None:
-        """Pass the results of the kernel and of a reference to a check.
-
-        Raises:
-            UsageError: there is no check, or they return different numbers of tensors.
-        """
+        """Pass the results of the kernel and of a reference to a check. Raises UsageError: there is no check, or they
+        return different numbers of tensors."""
         if manual_check_prog is None:
             raise UsageError("manual_check_prog is None", hint="pass a function of both lists of results")
         inputs = self._get_inputs() if input_tensors is None else input_tensors

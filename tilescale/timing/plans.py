@@ -34,7 +34,7 @@ class CollectivePlans:
         on_tiles: bool,
         parts: tuple[int, ...] = (),
     ) -> CollectivePlan:
-        """Plan a collective.
+        """Plan a collective. Raises UsageError, UnsupportedError: as `estimate`.
 
         Args:
             level: whose units take part.
@@ -42,9 +42,6 @@ class CollectivePlans:
             nbytes: of the whole tensor.
             on_tiles: whether programs bring tiles.
             parts: as for `estimate`.
-
-        Raises:
-            UsageError, UnsupportedError: as `estimate`.
         """
         units = tuple(range(len(rows))) if len(set(rows)) < len(rows) else rows
         key = name, level, units is rows, rows if units is rows else len(rows), nbytes, algorithm, on_tiles, parts

@@ -58,14 +58,12 @@ class Simulation:
         self._units = 1
 
     def run(self, tasks: Sequence[RecordedTask], engines: Sequence[RecordedTask] = ()) -> Timeline:
-        """Simulate tasks that start together, and all that they start.
+        """Simulate tasks that start together, and all that they start. Raises RuntimeError: tasks wait for what no
+        recorded task does.
 
         Args:
             tasks: of the tensor-owning units.
             engines: tasks of their engines.
-
-        Raises:
-            RuntimeError: tasks wait for what no recorded task does.
         """
         if not engines and in_lockstep(tasks):
             self._units = len(tasks)

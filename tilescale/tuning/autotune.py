@@ -201,10 +201,8 @@ class Autotuned:
     def tune(self, *args: Any, refresh: bool = False, top: int | None = None, **kwargs: Any) -> Tuned:
         """The result for these arguments: kept, or found now. Collective.
 
-        A tunable parameter that is given is not searched: configurations with other values of it are left out.
-
-        Raises:
-            UsageError: as `autotune` says; arguments that the function does not take, or too few.
+        A tunable parameter that is given is not searched: configurations with other values of it are left out. Raises
+        UsageError: as `autotune` says; arguments that the function does not take, or too few.
         """
         configs = self._configs(args, kwargs)
         configs, args, kwargs = self._left_open(configs, args, kwargs)
@@ -359,11 +357,7 @@ class ScheduleRoles:
         return cls(tuple(sorted(roles.items())))
 
     def __call__(self, bind: Callable[[str | Schedule], Kernel]) -> Kernel:
-        """The kernel.
-
-        Raises:
-            UsageError: no collective of the program has such a choice, or not this one.
-        """
+        """The kernel. Raises UsageError: no collective of the program has such a choice, or not this one."""
         kernel, roles = bind("overlap"), dict(self.given)
         if not roles:
             return kernel

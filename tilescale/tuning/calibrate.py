@@ -26,14 +26,11 @@ ROUNDS = 5
 
 
 def calibrate(place: TimeSource, steps: ProgressSteps, *, quick: bool = False, limit_s: float = 150.0) -> Measured:
-    """Measure; collective.
+    """Measure; collective. Raises UsageError: the GPUs are not those of the machine, or its programs own tensors.
 
     Args:
         quick: leave out most sizes: to see that it works.
         limit_s: seconds after which the remaining points stay unmeasured.
-
-    Raises:
-        UsageError: the GPUs are not those of the machine, or its programs own tensors.
     """
     check(place)
     begin = time.monotonic()
@@ -60,11 +57,8 @@ def calibrate(place: TimeSource, steps: ProgressSteps, *, quick: bool = False, l
 
 
 def keep(found: Measured) -> Path:
-    """Write a calibration into the user's cache, where choices find it.
-
-    Raises:
-        UsageError: it has no points, or the cache cannot be written.
-    """
+    """Write a calibration into the user's cache, where choices find it. Raises UsageError: it has no points, or the
+    cache cannot be written."""
     if found.is_empty:
         raise UsageError("nothing was measured within the limit", hint="allow more: tilescale calibrate --limit 300")
     stamp = found.date.replace(":", "").split("+")[0]

@@ -28,11 +28,7 @@ class ResultCheck:
     most: float
 
     def run(self, kernel: Callable[..., Any], inputs: Sequence[Any]) -> None:
-        """Compare on these inputs.
-
-        Raises:
-            ValueError: more elements are off than may be.
-        """
+        """Compare on these inputs. Raises ValueError: more elements are off than may be."""
         if self.reference is None:
             return
         copies = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]

@@ -10,11 +10,8 @@ from tilescale.errors import UsageError
 
 
 def save(path: Path, text: str) -> None:
-    """Write a file in one step: a concurrent reader sees the old contents or the new ones.
-
-    Raises:
-        UsageError: the folder cannot be made or written.
-    """
+    """Write a file in one step: a concurrent reader sees the old contents or the new ones. Raises UsageError: the
+    folder cannot be made or written."""
     try:
         with replacing(path) as made:
             made.write_text(text, encoding="utf-8")

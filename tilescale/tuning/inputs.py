@@ -60,11 +60,8 @@ class InputFill:
 
 
 def tensors_for(kernel: Kernel, fill: InputFill) -> list[Any]:
-    """Inputs of a kernel on this rank; collective where peers reach them.
-
-    Raises:
-        UsageError: an extent or a number that only a caller knows, and no `supply_prog` that makes the tensors.
-    """
+    """Inputs of a kernel on this rank; collective where peers reach them. Raises UsageError: an extent or a number that
+    only a caller knows, and no `supply_prog` that makes the tensors."""
     outputs = output_positions(kernel.program, kernel.options.get("out_idx"))
     if fill.given is not None:
         return [_copied(kernel, value) for value in fill.given]

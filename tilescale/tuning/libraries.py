@@ -21,11 +21,8 @@ def library_product(shape: tuple[int, int, int]) -> Runner:
 
 
 def library_collective(operation: str, n: int) -> Runner:
-    """A collective by NCCL; `n` elements in all: the result of a gather, a rank's own elsewhere.
-
-    Raises:
-        RuntimeError: ranks that share GPUs have no NCCL.
-    """
+    """A collective by NCCL; `n` elements in all: the result of a gather, a rank's own elsewhere. Raises RuntimeError:
+    ranks that share GPUs have no NCCL."""
     if not dist.is_initialized():
         raise RuntimeError("there is no NCCL where ranks share GPUs")
     whole = torch.zeros(n, device="cuda", dtype=torch.bfloat16)

@@ -74,11 +74,7 @@ class TimeSource:
         self, program: ir.PrimFunc | Kernel, fill: InputFill | None = None, check: ResultCheck | None = None
     ) -> Runner:
         """A function that calls a program, or its kernel, on generated inputs; collective. On GPUs the results are
-        compared first.
-
-        Raises:
-            UnsupportedError: nothing but the emulator runs it.
-        """
+        compared first. Raises UnsupportedError: nothing but the emulator runs it."""
         if self.simulated:
             func = program.prim_func if isinstance(program, Kernel) else program
             us = simulated_us(func, self.machine)
@@ -122,12 +118,10 @@ def here(machine: Machine, units: int | None = None) -> TimeSource:
 
 def simulated_us(func: ir.PrimFunc, machine: Machine, shapes: Sequence[Any] | None = None) -> float:
     """Simulated microseconds of a program on a machine, with the numbers that were measured here if there are some.
+    Raises ArgumentError, NoDataError, UnsupportedError, ...: as `tilescale.emulate` without data.
 
     Args:
         shapes: arguments of a unit, tensors of any device, where the program leaves extents open.
-
-    Raises:
-        ArgumentError, NoDataError, UnsupportedError, ...: as `tilescale.emulate` without data.
     """
     args = None if shapes is None else _arguments(func, machine, shapes)
     return backends.simulated_us(func, args, machine=in_force(machine))

@@ -74,11 +74,7 @@ class ConfigSearch:
     called: str = ""
 
     def run(self, place: TimeSource, steps: ProgressSteps) -> Tuned:
-        """The fastest configuration; collective.
-
-        Raises:
-            UsageError: no configuration works; says why of each.
-        """
+        """The fastest configuration; collective. Raises UsageError: no configuration works; says why of each."""
         before = SEARCHES.set(True)
         try:
             trials = self._estimated(place, steps)

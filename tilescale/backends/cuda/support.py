@@ -68,13 +68,11 @@ distributed over threads as far as is known."""
 
 def check(program: Program, machine: Machine) -> TileScaleError | None:
     """Raise the errors of a program that every lowering for a machine has. Only TileLang can infer layouts of tiles in
-    registers, so in doubt the program is lowered.
+    registers, so in doubt the program is lowered. Raises ShapeError: the tiles of a unit cannot be distributed over its
+    threads.
 
     Returns:
         The error of a lowering that fails for another reason. Such a program can still be emulated.
-
-    Raises:
-        ShapeError: the tiles of a unit cannot be distributed over its threads.
     """
     check_threads(program, machine)
     key = program.func, machine.digest

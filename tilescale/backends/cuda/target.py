@@ -17,11 +17,8 @@ def has_gpu() -> bool:
 
 
 def target_for(machine: Machine) -> dict[str, str]:
-    """The target that stock TileLang compiles for.
-
-    Raises:
-        UnsupportedError: the machine's description names no CUDA compute capability.
-    """
+    """The target that stock TileLang compiles for. Raises UnsupportedError: the machine's description names no CUDA
+    compute capability."""
     major, dot, minor = machine.identify.architecture.partition(".")
     if not (dot and major.isdigit() and minor.isdigit()):
         raise UnsupportedError(

@@ -47,11 +47,8 @@ class Assumptions:
         return bool(self._values)
 
     def of(self, name: str, unit: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray | None:
-        """The values of a unit's instance of a buffer; None if it has no assumed values.
-
-        Raises:
-            ArgumentError: values of another shape.
-        """
+        """The values of a unit's instance of a buffer; None if it has no assumed values. Raises ArgumentError: values
+        of another shape."""
         if name not in self._values:
             return None
         values = self._values[name][unit]

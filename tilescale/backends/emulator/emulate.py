@@ -213,11 +213,8 @@ def _without_values(args: Sequence[Any] | None) -> bool:
 
 
 def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
-    """Arguments without data for each unit of the launch, as the program declares them.
-
-    Raises:
-        ArgumentError: an extent or a scalar that the program leaves open.
-    """
+    """Arguments without data for each unit of the launch, as the program declares them. Raises ArgumentError: an extent
+    or a scalar that the program leaves open."""
     mine = []
     for parameter in program.parameters:
         shape = ir.constants(parameter.shape)
@@ -251,10 +248,7 @@ def _per_unit(program: Program, args: Sequence[Any]) -> list[list[Any]]:
 
 def _extents(program: Program, machine: Machine, units: int) -> list[tuple[str, int]]:
     """Number of units of each launched level above the program; an open level is inferred from the number of arguments.
-
-    Raises:
-        LaunchError: the number of argument lists is not the number of units, or the machine has fewer.
-    """
+    Raises LaunchError: the number of argument lists is not the number of units, or the machine has fewer."""
     launch = program.launches[0]
     known = _launched(program, machine)
     fixed = math.prod(n for _, n in known if n is not None)

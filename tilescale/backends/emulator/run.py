@@ -111,15 +111,12 @@ class Run:
     def launch(
         self, extents: list[tuple[str, int]], values: list[dict[int, Any]], mesh: tuple[int, ...] = ()
     ) -> None:
-        """Run the program.
+        """Run the program. Raises DeadlockError: no unit can make progress.
 
         Args:
             extents: units of each launched level above the program, coarsest first; [] for a single device.
             values: for each tensor-owning unit, slot -> its array or scalar.
             mesh: the grid, slowest axis first, where its programs own tensors.
-
-        Raises:
-            DeadlockError: no unit can make progress.
         """
         level = self.machine.tensor_level.name
         levels = extents or [(level, len(values))]

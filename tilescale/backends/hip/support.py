@@ -140,11 +140,8 @@ _PROCESSOR = re.compile(r"gfx[0-9a-f]+")
 
 
 def target_for(machine: Machine) -> dict[str, str]:
-    """The target that stock TileLang compiles for.
-
-    Raises:
-        UnsupportedError: the machine's description names no architecture of AMD.
-    """
+    """The target that stock TileLang compiles for. Raises UnsupportedError: the machine's description names no
+    architecture of AMD."""
     processor = machine.identify.architecture
     if not _PROCESSOR.fullmatch(processor):
         raise UnsupportedError(f"machine {machine.name!r} has no architecture of AMD GPUs, such as gfx942")

@@ -19,11 +19,8 @@ from tilescale.program.ops import SCALE
 
 
 def check_threads(program: Program, machine: Machine) -> None:
-    """Check that the units of a program have enough threads for their tiles, and not too many.
-
-    Raises:
-        ShapeError: the result of a GEMM cannot be distributed over the warps of its unit.
-    """
+    """Check that the units of a program have enough threads for their tiles, and not too many. Raises ShapeError: the
+    result of a GEMM cannot be distributed over the warps of its unit."""
     names = names_of(program)
     divided = {names.root(view) for view in names.views}
     for stmt, threads, where in _of_units(program, machine):

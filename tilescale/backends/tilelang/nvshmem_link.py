@@ -35,11 +35,8 @@ def declarations() -> str:
 
 @cache
 def folder() -> Path:
-    """The folder of NVSHMEM's `include` and `lib`.
-
-    Raises:
-        DependencyError: its package is not installed, or has no device library.
-    """
+    """The folder of NVSHMEM's `include` and `lib`. Raises DependencyError: its package is not installed, or has no
+    device library."""
     try:
         spec = util.find_spec("nvidia.nvshmem")
     except ModuleNotFoundError:  # there is no package `nvidia` at all
@@ -53,11 +50,8 @@ def folder() -> Path:
 
 
 def compile_flags() -> list[str]:
-    """nvcc's options for relocatable code, and for linking the device library into the cubin.
-
-    Raises:
-        DependencyError: NVSHMEM is not installed.
-    """
+    """nvcc's options for relocatable code, and for linking the device library into the cubin. Raises DependencyError:
+    NVSHMEM is not installed."""
     paths = [f"-I{folder() / 'include'}", f"-L{folder() / 'lib'}"]
     return ["-rdc=true", "-dlink", *map(shlex.quote, paths), "-lnvshmem_device"]
 
@@ -96,11 +90,8 @@ def _start(module: int) -> None:
 
 
 def started(kernel: Callable[..., Any], where: Location | None) -> Callable[..., Any]:
-    """A kernel that runs only after its module has been initialized.
-
-    Raises:
-        UsageError: when it is called: TileLang ran a kernel before the hook for modules was installed.
-    """
+    """A kernel that runs only after its module has been initialized. Raises UsageError: when it is called: TileLang ran
+    a kernel before the hook for modules was installed."""
 
     def run(*args: Any) -> Any:
         # The barrier at a program's entry is a kernel, so a module has been loaded by now.

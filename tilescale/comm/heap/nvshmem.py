@@ -35,15 +35,14 @@ _GRANULARITY = 2 << 20
 
 
 def address_map(own: int, pointers: Sequence[int], rank: int, alone: int) -> AddressMap:
-    """The map that puts every peer where NVSHMEM says that it is.
+    """The map that puts every peer where NVSHMEM says that it is. Raises UnsupportedError: the peers are not where one
+    stride and one rotation put them.
 
     Args:
         own: address of a symmetric object on this rank.
         pointers: what nvshmem_ptr gives for it on each rank; 0 for a rank without an address.
         rank: this rank.
         alone: the stride if no peer has an address, in bytes.
-    Raises:
-        UnsupportedError: the peers are not where one stride and one rotation put them.
     """
     distances = {peer: pointer - own for peer, pointer in enumerate(pointers) if pointer}
     own_number = [*distances].index(rank) if rank in distances else 0

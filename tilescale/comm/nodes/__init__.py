@@ -20,13 +20,12 @@ __all__ = ["PORT", "JobEnded", "NodeFailure", "News", "OtherNodes", "LauncherRen
 
 
 def join(rendezvous: LauncherRendezvous, ranks: int, timeout_s: float) -> OtherNodes:
-    """Come together with the launchers of all other nodes.
+    """Come together with the launchers of all other nodes. Raises LaunchError: a node does not come, has another key or
+    a number twice; or node 0 is not at that address.
 
     Args:
         rendezvous: address, this node's number, the number of nodes, and the key.
         ranks: how many ranks this node starts.
         timeout_s: longest wait for the other nodes.
-    Raises:
-        LaunchError: a node does not come, has another key or a number twice; or node 0 is not at that address.
     """
     return (Spoke if rendezvous.node else Hub)(rendezvous, ranks, timeout_s)

@@ -123,14 +123,12 @@ class AccessMaps:
         self, use: TensorUse, ranks: Mapping[str, int], *, likely: bool = False
     ) -> Iterator[tuple[Any, Any, Any]]:
         """For each iteration of the loops around a use: its first row, the end of its rows, and whether it happens;
-        each an array over the programs of the grid, in the order in which they start.
+        each an array over the programs of the grid, in the order in which they start. Raises Declined: they are not
+        known before the launch.
 
         Args:
             likely: assume zero for numbers in memory, one iteration for loops that depend on them, and taken branches.
                 Assumptions suffice for a choice, not for a proof.
-
-        Raises:
-            Declined: they are not known before the launch.
         """
         grid = self.grid(use.launch, ranks)
         try:

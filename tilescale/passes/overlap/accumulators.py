@@ -36,8 +36,7 @@ def add_to_accumulators(
 ) -> None:
     """`epilogue.add_where_made`, with the contributions added to the accumulators of a tile.
 
-    Raises:
-        Declined: they cannot be.
+    Raises Declined: they cannot be.
     """
     check_alone(use, arrivals, uses)
     (tile, begins), (store,), rows = stored(use), use.stmts, arrivals.chunks.of

@@ -100,13 +100,10 @@ class ArrivalReduce:
 
 
 def sum_of(arrivals: ArrivalReduce, rewriter: LaunchRewriter, after: Callable[[Any], list[ir.Stmt]]) -> GridPhase:
-    """The phase.
+    """The phase. Raises Declined: extents are known at launch only.
 
     Args:
         after: statements after the store of a tile, from the tile's first row.
-
-    Raises:
-        Declined: extents are known at launch only.
     """
     launch, rows = rewriter.launch, arrivals.chunks.of
     if ir.constants((*rows.buffer.shape, *launch.grid)) is None:

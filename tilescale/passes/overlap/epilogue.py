@@ -46,16 +46,13 @@ def add_where_made(
     uses: AccessMaps,
     after: Callable[[EpilogueTile], list[ir.Stmt]],
 ) -> None:
-    """Let the tiles of local rows add the arriving contributions.
+    """Let the tiles of local rows add the arriving contributions. Raises Declined: they cannot.
 
     Args:
         use: the store of the tiles.
         rank: the unit's, bound before its tiles.
         others: statements for a tile of remote rows.
         after: statements after the store of a tile of local rows, which then holds the sums.
-
-    Raises:
-        Declined: they cannot.
     """
     tile, begins = stored(use)
     shape = (ir.integer(tile.shape[0]), ir.integer(tile.shape[1]))
@@ -79,11 +76,8 @@ def add_where_made(
 
 
 def stored(use: TensorUse) -> tuple[ir.Buffer, list[Any]]:
-    """The tile that a use stores, and the first row and column where it goes.
-
-    Raises:
-        Declined: it is not a copy of a whole matrix.
-    """
+    """The tile that a use stores, and the first row and column where it goes. Raises Declined: it is not a copy of a
+    whole matrix."""
     (store, *others), where = use.stmts, location(use.stmts[0])
     if others or not isinstance(store, ir.Evaluate) or ir.op_name(store.value) != tl.COPY:
         raise Declined("the tiles are not stored by one T.copy", where)
@@ -115,11 +109,8 @@ def _check_fits(use: TensorUse, arrivals: ArrivalReduce, tile: ir.Buffer, uses: 
 
 
 def added_bytes(use: TensorUse, dtype: str) -> int:
-    """Bytes of the fragments of a program that adds up tiles: a part of some type, and the total.
-
-    Raises:
-        Declined: the tiles are not copies of a whole matrix.
-    """
+    """Bytes of the fragments of a program that adds up tiles: a part of some type, and the total. Raises Declined: the
+    tiles are not copies of a whole matrix."""
     tile, _ = stored(use)
     return sum(bytes_of(tile.shape, kind) or 0 for kind in (dtype, "float32"))
 

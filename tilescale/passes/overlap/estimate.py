@@ -93,11 +93,8 @@ class RowTransport:
 
     @classmethod
     def of(cls, site: CollectiveSite, uses: AccessMaps, parts: int, height: int, carrier: str = QUEUE) -> RowTransport:
-        """Transport of a collective's rows on the machine.
-
-        Raises:
-            Declined: nothing moves data while programs run, or programs move none.
-        """
+        """Transport of a collective's rows on the machine. Raises Declined: nothing moves data while programs run, or
+        programs move none."""
         network = network_of(site.made.call, in_force(uses.machine), uses.sizes)
         row_bytes = (region_bytes(site.made.whole[0]) or 0) // (parts * height)
         travel = cls.over(network, uses.machine, parts, height, row_bytes, carrier)

@@ -71,11 +71,8 @@ class _SplitAllToAll:
 def overlap_exchange(
     site: CollectiveSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, move: Move
 ) -> ir.PrimFunc:
-    """The program with an all-to-all overlapped with the grids around it; `move` records the choice.
-
-    Raises:
-        Declined: it stays unchanged.
-    """
+    """The program with an all-to-all overlapped with the grids around it; `move` records the choice. Raises Declined:
+    it stays unchanged."""
     sent, received = (_rows(region, site, uses) for region in (site.made.source, site.made.target))
     source, target = (uses.names.root(rows.buffer.data) for rows in (sent, received))
     if source.same_as(target):
@@ -115,11 +112,8 @@ def _rows(region: ir.Call, site: CollectiveSite, uses: AccessMaps) -> Partition:
 def _neighbours(
     site: CollectiveSite, sent: Partition, received: Partition, mine: ProgramStep, graph: Dependence, uses: AccessMaps
 ) -> tuple[TensorUse | None, tuple[TensorUse, ...]]:
-    """The grids that overlap with it: the producer of the source, and the consumers of the result.
-
-    Raises:
-        Declined: there is none.
-    """
+    """The grids that overlap with it: the producer of the source, and the consumers of the result. Raises Declined:
+    there is none."""
     level, reasons = site.made.level, []
     maker: TensorUse | None = None
     readers: tuple[TensorUse, ...] = ()

@@ -83,21 +83,15 @@ Gathers = Sequence[tuple[CollectiveSite, ProgramStep, Move]]
 def overlap_gather(
     site: CollectiveSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, move: Move
 ) -> ir.PrimFunc:
-    """The program with a gather overlapped with the grids that read it; `move` records the choice.
-
-    Raises:
-        Declined: it stays unchanged.
-    """
+    """The program with a gather overlapped with the grids that read it; `move` records the choice. Raises Declined: it
+    stays unchanged."""
     return overlap_gathers([(site, mine, move)], graph, uses)
 
 
 def overlap_gathers(several: Gathers, graph: Dependence, uses: AccessMaps) -> ir.PrimFunc:
     """The program with gathers overlapped with the grids that read them. Several are of one grid, whose tiles read
-    local rows of all from their sources; they are sent together, in their order, to one unit after the other.
-
-    Raises:
-        Declined: it stays unchanged.
-    """
+    local rows of all from their sources; they are sent together, in their order, to one unit after the other. Raises
+    Declined: it stays unchanged."""
     (site, mine, move), *_ = several
     if move.carrier == CALLER:
         return _moved_before(several, graph, uses)

@@ -110,13 +110,11 @@ def _name(region: ir.Call) -> str:
 
 
 def check(site: CollectiveSite, mine: ProgramStep, graph: Dependence, own: Iterable[ir.Var]) -> None:
-    """Check the conditions of every overlapped collective.
+    """Check the conditions of every overlapped collective. Raises Declined: it cannot be proven that only its flags
+    matter.
 
     Args:
         own: flags of earlier overlapped collectives.
-
-    Raises:
-        Declined: it cannot be proven that only its flags matter.
     """
     where = location(site.stmt)
     if mine.around:
@@ -172,11 +170,8 @@ def stands_alone(phase: GridPhase, launch: Launch) -> bool:
 
 
 def uses_after(root: ir.Var, mine: ProgramStep, graph: Dependence) -> list[ProgramStep]:
-    """The innermost statements after a collective that touch a tensor.
-
-    Raises:
-        Declined: one of them is in another launch, or before the collective.
-    """
+    """The innermost statements after a collective that touch a tensor. Raises Declined: one of them is in another
+    launch, or before the collective."""
     found = []
     for step in graph.steps:
         if step is mine or not any(a.root.same_as(root) for a in step.effects.accesses):

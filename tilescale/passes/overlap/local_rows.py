@@ -27,11 +27,8 @@ from tilescale.program.model import GridPhase, location
 def check_source(
     gathers: Sequence[tuple[CollectiveSite, tuple[TensorUse, ...]]], uses: AccessMaps, move: Move
 ) -> Raster:
-    """The programs whose tiles read local rows of gathers from their sources, as `move` asks for.
-
-    Raises:
-        Declined: they cannot.
-    """
+    """The programs whose tiles read local rows of gathers from their sources, as `move` asks for. Raises Declined: they
+    cannot."""
     found = [use for _, readers in gathers for use in readers]
     for site, readers in gathers:
         whole = ir.region_parts(site.made.target)[0]

@@ -63,11 +63,8 @@ class _PrefetchedGather:
 def overlap_prefetch(
     site: CollectiveSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, move: Move
 ) -> ir.PrimFunc:
-    """The program in which a gather of a loop runs one iteration ahead; `move` records the choice.
-
-    Raises:
-        Declined: it stays unchanged.
-    """
+    """The program in which a gather of a loop runs one iteration ahead; `move` records the choice. Raises Declined: it
+    stays unchanged."""
     found = _found(site, mine, uses)
     _check_source(found, mine, graph)
     _check_result(found, mine, graph)

@@ -23,11 +23,8 @@ Count = Callable[[Any, Any], Any]
 
 
 def maker_of(root: ir.Var, mine: ProgramStep, graph: Dependence, what: str) -> GridPhase:
-    """The grid that makes the tensor that a collective begins with, `what` in words.
-
-    Raises:
-        Declined: there is no such grid, or another statement touches its result before the collective does.
-    """
+    """The grid that makes the tensor that a collective begins with, `what` in words. Raises Declined: there is no such
+    grid, or another statement touches its result before the collective does."""
     earlier = graph.steps[: mine.number]
     before = [s for s in earlier if any(a.root.same_as(root) for a in s.effects.accesses)]
     last = before[-1] if before else None
@@ -42,11 +39,8 @@ def maker_of(root: ir.Var, mine: ProgramStep, graph: Dependence, what: str) -> G
 
 
 def counted(use: TensorUse, chunks: RowChunks, uses: AccessMaps, level: str) -> Count:
-    """Number of programs, and of their iterations, that touch a chunk.
-
-    Raises:
-        Declined: it is another number on each unit.
-    """
+    """Number of programs, and of their iterations, that touch a chunk. Raises Declined: it is another number on each
+    unit."""
     tiles = use.tiles
     if uses.symbolic:
         if tiles is None or use.loops or chunks.span(use, uses, level) != (1, True):
@@ -89,10 +83,7 @@ def readers_of(
 
 def _reader(uses: AccessMaps, phase: GridPhase, launch: Launch, rows: Partition) -> TensorUse:
     """The use by a grid that reads: where indices in memory determine its rows, its tiles look them up, if they can.
-
-    Raises:
-        Declined: they cannot, and may read all rows.
-    """
+    Raises Declined: they cannot, and may read all rows."""
     use = uses.find(phase, launch, rows)
     if not use.named:
         return use

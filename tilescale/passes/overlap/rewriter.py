@@ -71,11 +71,8 @@ class LaunchRewriter:
         self.statements.append((stmt, tir.sequence([*(tir.at(s, stmt) for s in added), now])))
 
     def instead(self, phase: DevicePhase, stmt: ir.Stmt, parts: Iterable[Part]) -> None:
-        """Put phases in the place of a statement of a device phase.
-
-        Raises:
-            Declined: the statement is inside another one.
-        """
+        """Put phases in the place of a statement of a device phase. Raises Declined: the statement is inside another
+        one."""
         stmts = ir.in_order(phase.stmt)
         at = next((i for i, s in enumerate(stmts) if s.same_as(stmt)), None)
         if at is None:

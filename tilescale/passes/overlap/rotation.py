@@ -19,11 +19,8 @@ from tilescale.program.model import Control, DevicePhase, Sequence, location
 
 
 def grids_first(site: ShiftSite, uses: AccessMaps) -> ir.PrimFunc | None:
-    """The program with such a loop rotated; None where the shift is not in a loop.
-
-    Raises:
-        Declined: as `LoopContext.of`.
-    """
+    """The program with such a loop rotated; None where the shift is not in a loop. Raises Declined: as
+    `LoopContext.of`."""
     context = LoopContext.of(site.phase, site.launch, location(site.stmt))
     if context.grids or not context.loops or not any(grids_of(part) for part in context.behind):
         return None

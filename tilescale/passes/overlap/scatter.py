@@ -74,10 +74,7 @@ def overlap_reduction(
     site: CollectiveSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, move: Move
 ) -> ir.PrimFunc:
     """The program with a reduce-scatter or all-reduce overlapped with its producer grid; `move` records the choice.
-
-    Raises:
-        Declined: it stays unchanged.
-    """
+    Raises Declined: it stays unchanged."""
     made = site.made
     if made.op not in COMBINED:
         raise Declined("it combines tiles by a function", location(site.stmt))
@@ -233,11 +230,8 @@ def _carriers(scatter: _SplitReduction, move: Move) -> list[str]:
 
 
 def _by_tiles(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewriter, move: Move) -> None:
-    """Tiles send remote rows to their owners, and the sums of local ones to all units.
-
-    Raises:
-        Declined: local tiles cannot accumulate where they are made.
-    """
+    """Tiles send remote rows to their owners, and the sums of local ones to all units. Raises Declined: local tiles
+    cannot accumulate where they are made."""
     if move.wire is not None:
         raise Declined(f"tiles that programs send are not rounded to {move.wire}")
     name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
@@ -323,11 +317,8 @@ def _departing(
 
 
 def _outbox(scatter: _SplitReduction, rewriter: LaunchRewriter, wire: str | None) -> tuple[Partition, list[ir.Stmt]]:
-    """Source of the sends of remote rows, and the statements that put a tile there in addition to its store.
-
-    Raises:
-        Declined: tiles cannot be rounded to `wire`.
-    """
+    """Source of the sends of remote rows, and the statements that put a tile there in addition to its store. Raises
+    Declined: tiles cannot be rounded to `wire`."""
     rows, store = scatter.rows, scatter.maker.stmts[-1]
     if wire in (None, str(rows.buffer.dtype)):
         return rows, []

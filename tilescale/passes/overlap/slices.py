@@ -53,11 +53,8 @@ class ColumnSlices:
         return tir.resized(tir.beginning(rows, first), [*extents[:-1], self.width])
 
     def awaited(self, use: TensorUse, uses: AccessMaps, flags: ir.Buffer) -> tuple[ir.Stmt, ir.Stmt]:
-        """The loop of a use over columns, and the same with a wait where a slice begins.
-
-        Raises:
-            Declined: there is no such loop.
-        """
+        """The loop of a use over columns, and the same with a wait where a slice begins. Raises Declined: there is no
+        such loop."""
         loop, width = use.stmts[0], self.width
         step = _step(use, uses) if isinstance(loop, ir.For) and len(use.stmts) == 1 else None
         if step is None or use.part is None or width % step:

@@ -35,11 +35,8 @@ from tilescale.program.ops import ALLREDUCE
 def reduce_tiles(
     site: CollectiveSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, move: Move
 ) -> ir.PrimFunc:
-    """The program whose tiles are all-reduced before they are stored; `move` records that.
-
-    Raises:
-        Declined: it stays unchanged.
-    """
+    """The program whose tiles are all-reduced before they are stored; `move` records that. Raises Declined: it stays
+    unchanged."""
     made, (total, _, _) = site.made, ir.region_parts(site.made.source)
     if made.name != "allreduce":
         raise Declined(f"tiles are all-reduced, and it is a {made.name}", location(site.stmt))

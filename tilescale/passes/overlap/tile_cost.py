@@ -50,13 +50,11 @@ class TileWork:
 
     @classmethod
     def of(cls, use: TensorUse, uses: AccessMaps, level: str, added: int = 0) -> TileWork:
-        """Cost of the grid of a use: a tile is an iteration of a program that reaches the use.
+        """Cost of the grid of a use: a tile is an iteration of a program that reaches the use. Raises Declined: how
+        many there are is known at launch only.
 
         Args:
             added: bytes of fragments that the grid's programs get in addition.
-
-        Raises:
-            Declined: how many there are is known at launch only.
         """
         machine = uses.machine
         repeats = uses.repeats(use, level)

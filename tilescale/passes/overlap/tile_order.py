@@ -119,11 +119,8 @@ def check_order(phase: GridPhase, launch: Launch, machine: Machine) -> None:
 
 
 def axis_of(use: TensorUse, rows: Partition, uses: AccessMaps, level: str) -> GridAxis:
-    """The axis along which the parts follow one another.
-
-    Raises:
-        Declined: there is none, or the order depends on the device already.
-    """
+    """The axis along which the parts follow one another. Raises Declined: there is none, or the order depends on the
+    device already."""
     shape = [ir.integer(n) for n in use.launch.grid]
     seen = []
     for rank in range(uses.sizes[level]):
@@ -152,11 +149,7 @@ programs after them."""
 
 
 def reordered(launch: Launch, axis: GridAxis, rank: ir.Var, order: TileOrder) -> Tiles:
-    """Tiles in another order.
-
-    Raises:
-        Declined: parts with different numbers of tiles.
-    """
+    """Tiles in another order. Raises Declined: parts with different numbers of tiles."""
     shape = [ir.integer(n) for n in launch.grid]
     each = np.diff(axis.first)
     if (each != each[0]).any():

@@ -84,11 +84,7 @@ class Phases:
 
 
 def phases_of(program: Program, machine: Machine) -> Phases:
-    """The phases of a program.
-
-    Raises:
-        Declined: it cannot be fused.
-    """
+    """The phases of a program. Raises Declined: it cannot be fused."""
     found = _Finder(machine, names_of(program))
     found.part(program.body, None)
     _check_alike([grid.launch for grid in found.grids])

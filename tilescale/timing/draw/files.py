@@ -12,11 +12,7 @@ from tilescale.errors import UsageError
 
 @contextlib.contextmanager
 def writing(path: str | PathLike[str]) -> Iterator[None]:
-    """Statements that write a file.
-
-    Raises:
-        UsageError: the operating system refuses.
-    """
+    """Statements that write a file. Raises UsageError: the operating system refuses."""
     try:
         yield
     except OSError as error:

@@ -41,11 +41,7 @@ class TimelinePage:
     rows: int
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it into a file.
-
-        Raises:
-            UsageError: no file can be made there.
-        """
+        """Write it into a file. Raises UsageError: no file can be made there."""
         with writing(path):
             Path(path).write_text(self.html, encoding="utf-8")
 
@@ -59,11 +55,8 @@ class TimelinePage:
 
 
 def page(timeline: Timeline, *, unfolded: bool = False) -> TimelinePage:
-    """Make the page of a timeline, whose units begin `unfolded` or as one row each.
-
-    Raises:
-        DependencyError: Bokeh is missing.
-    """
+    """Make the page of a timeline, whose units begin `unfolded` or as one row each. Raises DependencyError: Bokeh is
+    missing."""
     try:
         from bokeh.document import Document
         from bokeh.embed import file_html

@@ -23,11 +23,8 @@ Event = dict[str, Any]
 
 
 def trace(timeline: Timeline, path: str | PathLike[str]) -> None:
-    """Write a timeline as a trace file, compressed where the path ends in ".gz".
-
-    Raises:
-        UsageError: no file can be made there.
-    """
+    """Write a timeline as a trace file, compressed where the path ends in ".gz". Raises UsageError: no file can be made
+    there."""
     document = {"traceEvents": list(events(timeline)), "displayTimeUnit": "ns"}
     name = fspath(path)
     make = gzip.open if name.endswith(".gz") else open

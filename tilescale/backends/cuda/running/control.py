@@ -41,11 +41,8 @@ class HostValue:
         return not self._reads
 
     def __call__(self, call: ProgramCall) -> int:
-        """Its value at the stream's present position. Waits for the device if it reads device memory.
-
-        Raises:
-            WaitTimeoutError, OutOfBoundsError, RankMismatchError, RankFailedError: as waiting for the device does.
-        """
+        """Its value at the stream's present position. Waits for the device if it reads device memory. Raises
+        WaitTimeoutError, OutOfBoundsError, RankMismatchError, RankFailedError: as waiting for the device does."""
         if self._reads:
             if self._context.queue is not None:
                 self._context.queue.flush()

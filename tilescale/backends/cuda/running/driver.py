@@ -11,11 +11,7 @@ from tilescale.errors import DeviceError
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """A function of the driver; its first result, if it has one.
-
-    Raises:
-        DeviceError: the driver refuses.
-    """
+    """A function of the driver; its first result, if it has one. Raises DeviceError: the driver refuses."""
     found = results(name, *arguments)
     return found[0] if found else None
 

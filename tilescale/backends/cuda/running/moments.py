@@ -11,11 +11,7 @@ from tilescale.timing.timeline import Timeline
 
 
 def kept(context: ProgramContext) -> int:
-    """Moments of all blocks of a launch.
-
-    Raises:
-        UnsupportedError: the number of blocks is known at launch only.
-    """
+    """Moments of all blocks of a launch. Raises UnsupportedError: the number of blocks is known at launch only."""
     most = 0
     for launch in context.program.launches if context.program.moments else ():
         blocks = programs(launch, dict(context.sizes))

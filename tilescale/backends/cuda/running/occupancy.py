@@ -61,11 +61,8 @@ class Occupancy:
 
 
 def resident(image: KernelImage, device: int) -> Occupancy:
-    """Number of programs of a kernel that a GPU holds at once, from the driver.
-
-    Raises:
-        DeviceError: an error of the driver.
-    """
+    """Number of programs of a kernel that a GPU holds at once, from the driver. Raises DeviceError: an error of the
+    driver."""
     from cuda.bindings import driver as names
 
     shared_limit = names.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -99,12 +96,10 @@ def _clusters(image: KernelImage) -> Any:
 
 
 def check_resident(program: str, asked: int | None, room: Occupancy, where: Location) -> None:
-    """Reject a grid that cannot be wholly resident.
+    """Reject a grid that cannot be wholly resident. Raises LaunchError: they do not all fit.
 
     Args:
         asked: programs of the grid; None if unknown.
-    Raises:
-        LaunchError: they do not all fit.
     """
     if asked is None or asked > room.held:
         grid = "a grid of an extent that is not known before the launch" if asked is None else f"a grid of {asked}"
@@ -118,13 +113,12 @@ def check_resident(program: str, asked: int | None, room: Occupancy, where: Loca
 
 
 def check_spared(program: str, asked: int | None, room: Occupancy, spared: int, where: Location) -> None:
-    """Reject a grid that waits for messages and leaves their kernels no SM: a deadlock.
+    """Reject a grid that waits for messages and leaves their kernels no SM: a deadlock. Raises LaunchError: it does not
+    fit on the other SMs.
 
     Args:
         asked: programs of the grid; None if unknown.
         spared: SMs reserved for messages.
-    Raises:
-        LaunchError: it does not fit on the other SMs.
     """
     left = room.resident_with(spared)
     if asked is None or asked > left:

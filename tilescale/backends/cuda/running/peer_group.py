@@ -67,12 +67,8 @@ class PeerGroup:
         return self.heap.peers(tensor)
 
     def check(self, team: Team, target: LoweringTarget, where: Location | None) -> None:
-        """Check that ranks are placed as in the machine model.
-
-        Raises:
-            LaunchError: devices that share memory in the machine model do not share it here, or nodes differ in their
-                ranks.
-        """
+        """Check that ranks are placed as in the machine model. Raises LaunchError: devices that share memory in the
+        machine model do not share it here, or nodes differ in their ranks."""
         mine, n = team.rank, target.group_size
         block = range(mine // n * n, min(mine // n * n + n, self.devices))
         missing = [d for d in block if not self.first <= d < self.first + self.size]
@@ -96,11 +92,8 @@ class PeerGroup:
 
 
 def sizes_of(program: Program, team: Team) -> tuple[tuple[str, int], ...]:
-    """Number of units of each launched level; an open level takes the job's number.
-
-    Raises:
-        LaunchError: the job has another number of ranks.
-    """
+    """Number of units of each launched level; an open level takes the job's number. Raises LaunchError: the job has
+    another number of ranks."""
     known = [(name, ir.constant(extent)) for name, extent in program.extents]
     fixed = math.prod(n for _, n in known if n is not None)
     open_ = [name for name, n in known if n is None]

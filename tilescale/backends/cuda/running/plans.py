@@ -135,11 +135,8 @@ class CallPlans:
         self._forget([self._plans.popitem(last=False)[1]] if len(self._plans) > KEPT else [])
 
     def launch(self, values: Sequence[Any], stream: int) -> bool:
-        """Launch a call of a form whose plan is a graph, bypassing the plan; False for any other call.
-
-        Raises:
-            DeviceError: the launch fails.
-        """
+        """Launch a call of a form whose plan is a graph, bypassing the plan; False for any other call. Raises
+        DeviceError: the launch fails."""
         if self._forms is None or not self._are_plain(values):
             return False
         status = self._forms.call(self._forms.table, stream, *values)

@@ -92,10 +92,7 @@ class GraphReplay:
         """Replay it on a stream for a call; False, and nothing done, if it does not accept the call.
 
         PyTorch's replay also handles random numbers, and takes more time. `launches` binds the call; it is used for the
-        first call with moved tensors.
-
-        Raises:
-            DeviceError: the launch fails.
+        first call with moved tensors. Raises DeviceError: the launch fails.
         """
         passed = _encoded(given, self._kinds)
         if self._launched(passed, stream):

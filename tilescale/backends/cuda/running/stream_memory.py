@@ -77,10 +77,7 @@ def write(stream: torch.cuda.Stream, word: Word, value: int) -> None:
 def add(stream: torch.cuda.Stream, *operations: WordWrite | WaitCondition) -> None:
     """Add writes, and waits for conditions, to a stream; a batch takes little longer than one operation.
 
-    Work added after a wait starts when its condition holds.
-
-    Raises:
-        DeviceError: an error of the driver.
+    Work added after a wait starts when its condition holds. Raises DeviceError: an error of the driver.
     """
     driver.call("cuStreamBatchMemOp", stream.cuda_stream, len(operations), [_parameters(o) for o in operations], 0)
 

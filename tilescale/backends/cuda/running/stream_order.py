@@ -128,15 +128,14 @@ def wait_idle(
     abort: Callable[[], None],
     grace_s: float,
 ) -> bool:
-    """Wait for a device; False if it does not become idle within `grace_s` after all attempts.
+    """Wait for a device; False if it does not become idle within `grace_s` after all attempts. Raises RankFailedError,
+    RankMismatchError: as `failure`; the device is idle, if it becomes idle at all.
 
     Args:
         failure: the failure of another rank, if there is one.
         stopped: whether a wait on the device has failed; then other work should end within `grace_s`.
         stop: ends the waits of kernels.
         abort: ends collectives of other libraries.
-    Raises:
-        RankFailedError, RankMismatchError: as `failure`; the device is idle, if it becomes idle at all.
     """
     since: float | None = None
     while not idle.within(_LOOK_S):

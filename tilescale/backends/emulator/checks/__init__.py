@@ -39,11 +39,7 @@ CHECKS = tuple(_CHECKS)
 
 
 def observers(check: str | Iterable[str]) -> list[Observer]:
-    """The observers of some checks: their names, or "all" or "none".
-
-    Raises:
-        UsageError: a check that does not exist.
-    """
+    """The observers of some checks: their names, or "all" or "none". Raises UsageError: a check that does not exist."""
     check_type("check", check, "names of checks", str, Iterable)
     names = {check} if isinstance(check, str) else set(check)
     if names == {"all"}:

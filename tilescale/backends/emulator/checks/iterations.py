@@ -81,11 +81,8 @@ class Iterations(InProgram):
     def _record(
         self, frame: Frame, home: Home, kind: str, shadow: Shadow, cells: np.ndarray, items: np.ndarray
     ) -> None:
-        """Note an access.
-
-        Raises:
-            RaceError: another iteration has stored an element of it, or it stores one that another has loaded.
-        """
+        """Note an access. Raises RaceError: another iteration has stored an element of it, or it stores one that
+        another has loaded."""
         for earlier, verb in (("stored", WRITE), ("loaded", READ))[: 1 + (kind == WRITE)]:
             last = shadow.cells[earlier][cells]
             hit = cells[(last["execution"] == self._execution) & (last["iteration"] != items)]

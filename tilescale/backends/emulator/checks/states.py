@@ -148,11 +148,7 @@ class Table:
         return len(self._states) - len(self._free) > self.limit
 
     def after(self, number: int, access: Access) -> int:
-        """The number of a state's successor.
-
-        Raises:
-            Conflict: the access races with one of the state.
-        """
+        """The number of a state's successor. Raises Conflict: the access races with one of the state."""
         found = self._next.get((number, access))
         if found is not None:
             return found

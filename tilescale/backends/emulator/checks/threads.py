@@ -209,11 +209,7 @@ class Threads(InProgram):
     def _record(
         self, frame: Frame, home: Home, kind: str, shadow: Shadow, cells: np.ndarray, threads: np.ndarray
     ) -> None:
-        """Note an access.
-
-        Raises:
-            RaceError: it races with an access of another thread.
-        """
+        """Note an access. Raises RaceError: it races with an access of another thread."""
         now = self._epoch(frame).number
         for earlier, verb in (("stored", WRITE), ("loaded", READ))[: 1 + (kind == WRITE)]:
             last = shadow.cells[earlier]

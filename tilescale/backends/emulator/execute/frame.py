@@ -107,11 +107,7 @@ def spread(value: Any, frame: Frame) -> np.ndarray:
 
 
 def uniform(value: Any, frame: Frame, what: str) -> Any:
-    """The one value that all active elements agree on.
-
-    Raises:
-        UsageError: they differ; `what` names the value.
-    """
+    """The one value that all active elements agree on. Raises UsageError: they differ; `what` names the value."""
     if type(value) is int:
         return value
     if not is_vector(value):

@@ -94,11 +94,8 @@ class PrivateBuffer:
             self.lead = frame.space
 
     def _agreed(self, index: tuple) -> Any:
-        """The value that all elements of the space where it was written hold.
-
-        Raises:
-            UnsupportedError: they differ, and which of them a reader elsewhere sees is up to the compiler.
-        """
+        """The value that all elements of the space where it was written hold. Raises UnsupportedError: they differ, and
+        which of them a reader elsewhere sees is up to the compiler."""
         every: tuple[Any, ...] = (..., *(np.asarray(i) for i in index))
         picked = self.data[every]
         values = np.ascontiguousarray(picked.reshape(math.prod(self.lead), -1))

@@ -36,14 +36,12 @@ def rendezvous(
     finish: Callable[[list], tuple[int, ...] | None],
     moves: Moves = BARRIER,
 ) -> None:
-    """Wait for all units of the level; the last one calls `finish` with all payloads in the order of ranks.
+    """Wait for all units of the level; the last one calls `finish` with all payloads in the order of ranks. Raises
+    RankMismatchError: the others are at another collective.
 
     Args:
         finish: may return the sizes of the sent parts, where these are not equal.
         moves: the transfers between the units, for the recorder.
-
-    Raises:
-        RankMismatchError: the others are at another collective.
     """
     unit = frame.unit
     mine = unit.around(level)

@@ -128,11 +128,8 @@ class Element:
             self.home.touched(frame, kind, array, tuple(spread(i, frame)[take] for i in index))
 
     def inside(self, index: tuple, shape: Sequence[int], frame: Frame) -> np.ndarray | bool:
-        """Mask of the elements whose index lies inside the buffer.
-
-        Raises:
-            OutOfBoundsError: an active element is out of bounds, and the buffer is not guarded.
-        """
+        """Mask of the elements whose index lies inside the buffer. Raises OutOfBoundsError: an active element is out of
+        bounds, and the buffer is not guarded."""
         inside = _inside(index, shape)
         if inside is not True:
             inside = np.broadcast_to(inside, frame.space)

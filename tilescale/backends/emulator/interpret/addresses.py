@@ -25,11 +25,7 @@ class HostMemory:
         self._found: dict[int, tuple[np.ndarray, Any]] = {}  # address -> its bytes, and what keeps them alive
 
     def at(self, address: int) -> np.ndarray:
-        """The bytes from an address to the end of its tensor's memory.
-
-        Raises:
-            OutOfBoundsError: no tensor is there.
-        """
+        """The bytes from an address to the end of its tensor's memory. Raises OutOfBoundsError: no tensor is there."""
         found = self._behind(address)
         if found is None:
             for begin, size, owner in _memories():
@@ -65,11 +61,8 @@ def _memories() -> Iterator[tuple[int, int, Any]]:
 
 
 def placed(memory: np.ndarray, name: str, shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """A tensor at the begin of some bytes. Strides are in elements.
-
-    Raises:
-        OutOfBoundsError: the tensor is larger than the memory.
-    """
+    """A tensor at the begin of some bytes. Strides are in elements. Raises OutOfBoundsError: the tensor is larger than
+    the memory."""
     need = dtype.itemsize * (1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)))
     if 0 not in shape and need > memory.size:
         raise OutOfBoundsError(

@@ -219,14 +219,12 @@ class Packed:
 
 
 def seen_as(flat: np.ndarray, name: str, shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> Any:
-    """The content of memory from its begin, viewed as elements of another type and shape.
+    """The content of memory from its begin, viewed as elements of another type and shape. Raises ShapeError: the memory
+    ends before the view does.
 
     Args:
         flat: all elements in the memory, one-dimensional and contiguous.
         strides: in elements of the view.
-
-    Raises:
-        ShapeError: the memory ends before the view does.
     """
     steps = zip(shape, strides, strict=True)
     reach = 0 if 0 in shape else 1 + sum((n - 1) * step for n, step in steps)

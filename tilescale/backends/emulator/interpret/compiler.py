@@ -192,10 +192,7 @@ class Compiler(Symbols):
     # -- expressions and statements ------------------------------------------------------------------------------------
 
     def expr(self, expr: ir.PrimExpr | float) -> Closure:
-        """The closure of an expression.
-
-        Raises:
-            UnsupportedError: a kind of expression that the emulator does not run.
+        """The closure of an expression. Raises UnsupportedError: a kind of expression that the emulator does not run.
         """
         if isinstance(expr, bool | int | float):
             return lambda frame: expr
@@ -205,11 +202,8 @@ class Compiler(Symbols):
         return rule(self, expr)
 
     def stmt(self, stmt: ir.Stmt) -> Closure:
-        """The closure of a statement. It returns None, or BREAK or CONTINUE (see statements.py).
-
-        Raises:
-            UnsupportedError: the emulator does not support an operation; the error has its line.
-        """
+        """The closure of a statement. It returns None, or BREAK or CONTINUE (see statements.py). Raises
+        UnsupportedError: the emulator does not support an operation; the error has its line."""
         rule = STATEMENTS.get(type(stmt))
         if rule is None:
             raise UnsupportedError(f"the emulator does not run {type(stmt).__name__} statements")

@@ -45,11 +45,8 @@ class DrawOrder:
 
     @classmethod
     def of(cls, compiler: Compiler, call: ir.Call) -> DrawOrder:
-        """The order of the nest that is being compiled, which a call draws in.
-
-        Raises:
-            UnsupportedError: it is not known.
-        """
+        """The order of the nest that is being compiled, which a call draws in. Raises UnsupportedError: it is not
+        known."""
         launch, step = compiler.launch, compiler.step
         calls = ir.nodes(step, lambda node: ir.op_name(node) in CALLS)
         inner = [stmt for stmt in ir.statements(loops_of(step)[-1].body) if isinstance(stmt, ir.For | ir.While)]

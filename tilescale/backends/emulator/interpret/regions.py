@@ -77,11 +77,8 @@ class Region:
         self._fixed = _constants(extents)
 
     def block(self, frame: Frame, array: np.ndarray | None = None) -> Block:
-        """Begins and extents on the frame's instance of the buffer, or on `array`, another unit's.
-
-        Raises:
-            OutOfBoundsError: outside a tile in shared memory or registers.
-        """
+        """Begins and extents on the frame's instance of the buffer, or on `array`, another unit's. Raises
+        OutOfBoundsError: outside a tile in shared memory or registers."""
         array = self.home.array(frame) if array is None else self.home.seen(frame, array)
         begins = self._begins or tuple([uniform(b(frame), frame, "where a tile begins") for b in self.begins])
         extents = self._fixed or tuple([uniform(e(frame), frame, "a tile's extent") for e in self.extents])
@@ -97,11 +94,8 @@ class Region:
         return self._agreed(frame) if self.home.private else self.load(frame, self.block(frame, array))
 
     def _agreed(self, frame: Frame) -> np.ndarray:
-        """The elements of a thread-private buffer, if all threads that run hold the same.
-
-        Raises:
-            UsageError: the threads' values differ.
-        """
+        """The elements of a thread-private buffer, if all threads that run hold the same. Raises UsageError: the
+        threads' values differ."""
         buffer, block = self.home.array(frame), self.block(frame)
         tile = np.empty(block.extents, self.home.dtype)
         for element, index in self._touched_private(frame, block, READ):

@@ -63,11 +63,8 @@ def located(array: Any, index: Any = ()) -> tuple[np.ndarray, Any]:
 
 
 def block_cyclic(tile: Any, axis: int, block: int, rank: int, size: int) -> Selection:
-    """The share of unit `rank` of `size` in a tile distributed block-cyclically along an axis.
-
-    Raises:
-        UnsupportedError: the tile is distributed along another axis already.
-    """
+    """The share of unit `rank` of `size` in a tile distributed block-cyclically along an axis. Raises UnsupportedError:
+    the tile is distributed along another axis already."""
     chosen = np.arange(tile.shape[axis]).reshape(-1, size, block)[:, rank].reshape(-1)
     if not isinstance(tile, Selection):
         return Selection(tile, axis, chosen)

@@ -38,11 +38,8 @@ def is_of_vectors(expr: ir.PrimExpr) -> bool:
 
 
 def vector(compiler: Compiler, expr: ir.PrimExpr, count: int | None = None) -> Closure:
-    """The closure of an expression as a tuple of its lanes; of a scalar one, `count` times its value.
-
-    Raises:
-        UnsupportedError: a kind of vector expression that the emulator does not run.
-    """
+    """The closure of an expression as a tuple of its lanes; of a scalar one, `count` times its value. Raises
+    UnsupportedError: a kind of vector expression that the emulator does not run."""
     if not is_of_vectors(expr):
         scalar = compiler.expr(expr)
         return lambda frame: (scalar(frame),) * (count or 1)

@@ -32,15 +32,13 @@ def atomic_update(
 ) -> Any:
     """Update array[index] with `values`, one step per element in the order of the (broadcast) index arrays.
 
-    op: add, max, min, or, and, xor, exch, store, load, cas. `values` has any type and is converted to the array's;
-    for cas it is the pair (expected, new), for load it is ignored. An empty index means all of `array`, element by
-    element. Every step rounds or wraps in the array's type. Elements with a false `mask` take no part.
+    op: add, max, min, or, and, xor, exch, store, load, cas. `values` has any type and is converted to the array's; for
+    cas it is the pair (expected, new), for load it is ignored. An empty index means all of `array`, element by element.
+    Every step rounds or wraps in the array's type. Elements with a false `mask` take no part. Raises ShapeError:
+    `values` do not broadcast to the index.
 
     Returns:
         With `return_prev` (and for load): the value each element saw, in the index's shape, 0 where masked off.
-
-    Raises:
-        ShapeError: `values` do not broadcast to the index.
     """
     if mask is None and (not index or len(index) == array.ndim and all(np.ndim(i) == 0 for i in index)):
         previous = _update_once(array, index, values, op)

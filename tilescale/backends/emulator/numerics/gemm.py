@@ -27,12 +27,9 @@ def gemm(
 ) -> None:
     """c += a @ b, or c = a @ b with `clear`; c may be any strided view and keeps its type.
 
-    Shapes: a (M, K), b (K, N), c (M, N), before the transposes. Narrow floats widen to float32; float32 operands
-    lose their low 13 bits if `tf32` (tensor cores); a float16 accumulator is computed in float32 and rounded once.
-    Integer operands with an integer accumulator wrap as the hardware does.
-
-    Raises:
-        ShapeError: the three shapes do not fit.
+    Shapes: a (M, K), b (K, N), c (M, N), before the transposes. Narrow floats widen to float32; float32 operands lose
+    their low 13 bits if `tf32` (tensor cores); a float16 accumulator is computed in float32 and rounded once. Integer
+    operands with an integer accumulator wrap as the hardware does. Raises ShapeError: the three shapes do not fit.
     """
     if transpose_a:
         a = a.T
@@ -114,10 +111,8 @@ def decompress_2to4(a: np.ndarray, metadata: np.ndarray) -> np.ndarray:
     Metadata is TileLang's logical one, (M, K * 4 / (group * bits)) integers of any width: four bits per group, lowest
     bits first. A group is four elements of which two are kept, and the bits hold their two positions (PTX ISA,
     `mma.sp`); for 4-byte elements it is two of which one is kept, 0b0100 for the first and 0b1110 for the second. The
-    caller undoes a physical order given with `T.annotate_layout` (CUTLASS for sm_80, sm_90).
-
-    Raises:
-        ShapeError: the two shapes do not describe one matrix.
+    caller undoes a physical order given with `T.annotate_layout` (CUTLASS for sm_80, sm_90). Raises ShapeError: the two
+    shapes do not describe one matrix.
     """
     kept, group = (1, 2) if a.dtype.itemsize == 4 else (2, 4)
     rows, groups = a.shape[0], a.shape[1] // kept
@@ -155,10 +150,7 @@ def gemm_blockscaled(
 
     Logical scales: scale_a (M, blocks), scale_b (N, blocks), e8m0 or e4m3, where column (k_start + k) // granularity
     covers element k of the tile. The caller unpacks four scales from a 32-bit word and undoes their order in tensor
-    memory, which is not part of the logical buffer.
-
-    Raises:
-        ShapeError: the scales do not cover the tile.
+    memory, which is not part of the logical buffer. Raises ShapeError: the scales do not cover the tile.
     """
     left = dtypes.convert(a.T if transpose_a else a, _F32)
     right = dtypes.convert(b.T if transpose_b else b, _F32)

@@ -21,10 +21,8 @@ def im2col(
     """Fill col (pixels, channels) with tile (nhw_step, c_step) of the column matrix of img (N, H, W, C).
 
     Row p of the matrix is output pixel (n, h, w), w fastest; column q is channel q % C of filter tap q // C = (kh, kw),
-    kw fastest. Outside the image, and past the last pixel, it is zero, as TMA's im2col mode fills.
-
-    Raises:
-        ShapeError: img is not 4-D or col not 2-D.
+    kw fastest. Outside the image, and past the last pixel, it is zero, as TMA's im2col mode fills. Raises ShapeError:
+    img is not 4-D or col not 2-D.
     """
     if img.ndim != 4 or col.ndim != 2:
         raise ShapeError(f"im2col: image {img.shape} must be (N, H, W, C), columns {col.shape} (pixels, channels)")

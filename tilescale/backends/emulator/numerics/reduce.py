@@ -57,11 +57,9 @@ def reduce(
     """dst = kind(src along dim), combined with dst's old values unless `clear`; dst lacks the dimension or has it as 1.
 
     kind: sum, abssum, max, absmax, min, bitand, bitor, bitxor. TileLang casts each element to dst's type and
-    accumulates there; here narrow floats accumulate in float32 and round once, integers wrap in dst's type. max and
-    min skip NaN (all NaN gives the identity, an infinity) unless `nan_propagate`.
-
-    Raises:
-        ShapeError: dst does not have src's shape without `dim`.
+    accumulates there; here narrow floats accumulate in float32 and round once, integers wrap in dst's type. max and min
+    skip NaN (all NaN gives the identity, an infinity) unless `nan_propagate`. Raises ShapeError: dst does not have
+    src's shape without `dim`.
     """
     dim %= src.ndim
     if dst.size * src.shape[dim] != src.size:

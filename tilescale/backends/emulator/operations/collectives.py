@@ -62,11 +62,8 @@ class Chosen:
         self._plan: RoundSchedule | None = None
 
     def choose(self, frame: Frame) -> Algorithm:
-        """Its record.
-
-        Raises:
-            UnsupportedError: the requested algorithm does not support this number of units, or this type.
-        """
+        """Its record. Raises UnsupportedError: the requested algorithm does not support this number of units, or this
+        type."""
         if self._record is None:
             extents, made = frame.run.extents, self.made
             self._wanted = wanted_of(made, self.machine, extents, frame.program is not None, frame.run.mesh)

@@ -117,11 +117,8 @@ class Matrices:
         self._tiles = _tiles(compiler)
 
     def read(self, frame: Frame, descriptor: int, rows: int, nbytes: int, along_k: bool) -> np.ndarray:
-        """The matrix of `rows` by K, which is `nbytes` long.
-
-        Raises:
-            OutOfBoundsError: it does not lie wholly in one tile.
-        """
+        """The matrix of `rows` by K, which is `nbytes` long. Raises OutOfBoundsError: it does not lie wholly in one
+        tile."""
         tile = self._tile(descriptor & _FIELD)
         array, size = tile.home.array(frame), tile.home.dtype.itemsize
         units = _units(descriptor, rows, nbytes, size, along_k)

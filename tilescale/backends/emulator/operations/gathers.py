@@ -80,11 +80,8 @@ class _Exchange:
         return source, Block(whole.array, _moved(whole.begins, places), (*front, *[1] * self.parts.slots, *chunk))
 
     def _is_in_place(self, source: Block, target: Block) -> bool:
-        """Whether the unit's own part is already at its position in the result.
-
-        Raises:
-            UsageError: it lies at another position of the result.
-        """
+        """Whether the unit's own part is already at its position in the result. Raises UsageError: it lies at another
+        position of the result."""
         if address(source.view()) == address(target.view()):
             return True
         if self.compiler.data and np.may_share_memory(source.view(), target.array):

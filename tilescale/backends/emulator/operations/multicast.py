@@ -19,11 +19,8 @@ from tilescale.program.effects import statements
 
 
 def multicast(compiler: Compiler, source: ir.Call, mask: int, copy: Callable[[Region, Frame], None]) -> Closure:
-    """The closure of a load from region `source` with `cluster_mask=mask`; `copy` makes one program's.
-
-    Raises:
-        UnsupportedError: the tile's position depends on more than grid indices, numbers and loop variables.
-    """
+    """The closure of a load from region `source` with `cluster_mask=mask`; `copy` makes one program's. Raises
+    UnsupportedError: the tile's position depends on more than grid indices, numbers and loop variables."""
     region, first = _of_indices(compiler, source), (mask & -mask).bit_length() - 1
     indices = [compiler.slot(var) for var in compiler.launch.programs]
 

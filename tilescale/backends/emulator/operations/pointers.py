@@ -18,11 +18,7 @@ from tilescale.errors import UnsupportedError
 
 
 def pointed(compiler: Compiler, pointer: ir.PrimExpr) -> Element:
-    """The element that an argument points to.
-
-    Raises:
-        UnsupportedError: another kind of pointer.
-    """
+    """The element that an argument points to. Raises UnsupportedError: another kind of pointer."""
     return elements(compiler, pointer, 1)[0]
 
 

@@ -63,11 +63,8 @@ def _draw(compiler: Compiler, call: ir.Call, kind: str) -> Closure:
 
 
 def _check_lanes(compiler: Compiler, call: ir.Call, kind: str, dtype: np.dtype) -> None:
-    """Check that a thread does not draw a vector, whose numbers are others.
-
-    Raises:
-        UnsupportedError: it does, as TileLang lowers it.
-    """
+    """Check that a thread does not draw a vector, whose numbers are others. Raises UnsupportedError: it does, as
+    TileLang lowers it."""
     made = _GENERATORS[RandomInit.of(compiler.generator).generator] if compiler.generator is not None else Philox
     if any(made.has_vectors(kind, dtype, lanes) for lanes in (2, 4)):
         lanes = draws_of(compiler).lanes.get(call, 1)

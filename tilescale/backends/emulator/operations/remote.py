@@ -52,11 +52,7 @@ class Peer:
         self.rank, self.level = compiler.expr(rank), level
 
     def unit(self, frame: Frame) -> Unit:
-        """The peer.
-
-        Raises:
-            PeerOutOfRangeError: the launch has no such unit.
-        """
+        """The peer. Raises PeerOutOfRangeError: the launch has no such unit."""
         return self.at(frame, uniform(self.rank(frame), frame, "a peer's rank"))
 
     def at(self, frame: Frame, rank: int) -> Unit:

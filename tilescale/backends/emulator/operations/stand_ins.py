@@ -54,11 +54,7 @@ def stand_in(name: str) -> Callable[[Function], Function]:
 
 
 def call_stand_in(compiler: Compiler, name: str, args: Sequence[Any], dtype: str) -> Closure:
-    """The closure of a call of an external function.
-
-    Raises:
-        UnsupportedError: no stand-in is registered.
-    """
+    """The closure of a call of an external function. Raises UnsupportedError: no stand-in is registered."""
     if name not in _STAND_INS:
         raise UnsupportedError(
             f"the emulator does not run the external function {name!r}",

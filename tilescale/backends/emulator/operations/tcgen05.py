@@ -95,11 +95,8 @@ class _TensorMemory:
         self.home, self._layout = Home(compiler, buffer), Layouts(compiler, buffer)
 
     def index(self, frame: Frame, address: int, rows: int, columns: int) -> tuple[np.ndarray, ...]:
-        """The indices of the elements at an address, for each row and column.
-
-        Raises:
-            OutOfBoundsError: some elements are outside the tile.
-        """
+        """The indices of the elements at an address, for each row and column. Raises OutOfBoundsError: some elements
+        are outside the tile."""
         positions, width = self._layout.positions(frame), self._layout.width
         element = np.full((int(positions.max()) // width + 1, width), -1)
         element[positions // width, positions % width] = np.arange(positions.size)

@@ -37,8 +37,7 @@ ignore("tl.GemmWarpPolicy")
 def fitted(tile: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """`tile` with dimensions of extent 1 added or dropped to have `shape`.
 
-    Raises:
-        ShapeError: the other extents differ.
+    Raises ShapeError: the other extents differ.
     """
     if tile.shape == shape:
         return tile

@@ -43,11 +43,8 @@ class _Rows:
         return self.sent is None or isinstance(self.sent.home.array(frame), Assumed)
 
     def counts(self, frame: Frame) -> np.ndarray:
-        """Number of rows that this unit sends to each rank.
-
-        Raises:
-            OutOfBoundsError: a negative number, or more rows than the tensor has.
-        """
+        """Number of rows that this unit sends to each rank. Raises OutOfBoundsError: a negative number, or more rows
+        than the tensor has."""
         unit = frame.unit.around(self.made.level)
         known = np.asarray(self.made.counts, np.int32).reshape(-1, unit.siblings)
         counts = known[unit.rank] if self.sent is None else np.array(self.sent.read(frame))

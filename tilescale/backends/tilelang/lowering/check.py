@@ -133,15 +133,13 @@ def check_text(
     ahead: frozenset[str] = frozenset(),
     free: frozenset[str] = frozenset(),
 ) -> None:
-    """Check the CUDA text of one or more kernels.
+    """Check the CUDA text of one or more kernels. Raises GeneratedTextError: a violated invariant, with the line of the
+    text.
 
     Args:
         remote: names of the tensors that other devices write, as the text names them.
         ahead: names of those that a producer may load ahead of the consumers' waits.
         free: names of those that it may load ahead of its own waits, too.
-
-    Raises:
-        GeneratedTextError: a violated invariant, with the line of the text.
     """
     for kernel in kernels(text):
         if "__restrict__" in kernel.parameters:
@@ -383,11 +381,8 @@ def static_shared_bytes(text: str) -> int:
 
 
 def check_shared(name: str, asked: int, machine: Machine, where: Sequence[Location] = ()) -> None:
-    """Check a program's use of the machine's memory of scope "shared", in bytes.
-
-    Raises:
-        AllocationTooLargeError: more than the machine has for one program.
-    """
+    """Check a program's use of the machine's memory of scope "shared", in bytes. Raises AllocationTooLargeError: more
+    than the machine has for one program."""
     layer = machine.layer_for("shared")
     available = machine.capacity(layer.name)
     if asked > available:

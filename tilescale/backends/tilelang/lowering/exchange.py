@@ -43,11 +43,7 @@ of a tile's, which take more registers than the warpgroup has.
 
 
 def tile_of(stage: DeviceStage, region: ir.Call) -> TileRegion:
-    """A tile argument, on this device.
-
-    Raises:
-        UnsupportedError: its extents are symbolic.
-    """
+    """A tile argument, on this device. Raises UnsupportedError: its extents are symbolic."""
     buffer, _, _ = ir.region_parts(region)
     here = stage.local(buffer.data) if buffer.scope() == "global" else buffer
     tile = replace(TileRegion.of(region, stage.expr), buffer=here)

@@ -267,11 +267,7 @@ def available(made: Collective, wanted: CollectiveQuery, target: LoweringTarget)
 
 
 def choice(made: Collective, target: LoweringTarget, in_program: bool) -> MechanismChoice | None:
-    """The algorithm of a collective; None if there is none.
-
-    Raises:
-        UnsupportedError: `impl=` requests another one.
-    """
+    """The algorithm of a collective; None if there is none. Raises UnsupportedError: `impl=` requests another one."""
     wanted = wanted_of(made, target.machine, dict(target.sizes), in_program)
     found = available(made, wanted, target)
     return select(target.machine, wanted, found, made.impl) if found.names else None
@@ -288,11 +284,8 @@ def why_none(made: Collective, target: LoweringTarget) -> str:
 
 
 def check(program: Program, target: LoweringTarget) -> None:
-    """Reject algorithms that the collectives of programs do not have.
-
-    Raises:
-        UnsupportedError: `impl=` requests one, with its line.
-    """
+    """Reject algorithms that the collectives of programs do not have. Raises UnsupportedError: `impl=` requests one,
+    with its line."""
     for stmt, phase, launch in statements(program.body):
         call = stmt.value if isinstance(stmt, ir.Evaluate) else None
         made = operation(call) if isinstance(phase, GridPhase) else None

@@ -25,11 +25,8 @@ from tilescale.program.operations import Collective, operation
 
 
 def carried(stmt: ir.Stmt, target: LoweringTarget, where: Location | None) -> ir.Stmt:
-    """Statements of programs with NVSHMEM's operations marked; `where` is the line around them.
-
-    Raises:
-        UnsupportedError: an operation between devices that share no memory, without NVSHMEM; with its line.
-    """
+    """Statements of programs with NVSHMEM's operations marked; `where` is the line around them. Raises
+    UnsupportedError: an operation between devices that share no memory, without NVSHMEM; with its line."""
     at = where
     if target.group_size == target.devices:
         return stmt

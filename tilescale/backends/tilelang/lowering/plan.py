@@ -45,11 +45,8 @@ _TILE_OPS = (tl.FILL, tl.COPY)
 
 
 def plan(program: Program, target: LoweringTarget) -> tuple[Part, tuple[str, ...]]:
-    """The program's phases with device phases split, and notes on their mechanisms.
-
-    Raises:
-        UnsupportedError: a statement without a lowering, with its line.
-    """
+    """The program's phases with device phases split, and notes on their mechanisms. Raises UnsupportedError: a
+    statement without a lowering, with its line."""
     planner = _Planner(program, target)
     body = planner.part(program.body)
     if planner.uses_queue:

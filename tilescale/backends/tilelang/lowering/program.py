@@ -67,11 +67,7 @@ class LoweredProgram:
 
 
 def lower(program: Program, target: LoweringTarget) -> LoweredProgram:
-    """A program for a target.
-
-    Raises:
-        UnsupportedError: a construct without a lowering, with its line.
-    """
+    """A program for a target. Raises UnsupportedError: a construct without a lowering, with its line."""
     implemented.check(program, target)
     body, planned = plan(program, target)
     rendezvous = needed(program, body, target)

@@ -223,9 +223,7 @@ def barrier(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
     """A barrier of the programs with this index on all siblings of a level; each then sees the others' earlier writes.
 
     Where they do not all share memory, those that do synchronize first, then those of one position in each such group.
-
-    Raises:
-        UnsupportedError: groups of different sizes.
+    Raises UnsupportedError: groups of different sizes.
     """
     groups, size = split(stage.target, level), stage.target.mesh.count(level)
     if groups is None:

@@ -37,11 +37,8 @@ from tilescale.backends.tilelang.lowering.workspace_slots import in_turns, windo
 
 
 def lower(phase: Phase, rendezvous: CallBarriers | None) -> LoweredKernel:
-    """A phase as a kernel; `rendezvous` has the barriers of devices in it, if there are any.
-
-    Raises:
-        UnsupportedError: a construct without a lowering, with its line.
-    """
+    """A phase as a kernel; `rendezvous` has the barriers of devices in it, if there are any. Raises UnsupportedError: a
+    construct without a lowering, with its line."""
     phase = ring_loads.lower(groups.lower(clusters.lower(begun(phase))))
     return in_roles(phase, lambda assigned: split.lower(barriers.lower(hazards.lower(devices(assigned, rendezvous)))))
 

@@ -158,10 +158,7 @@ class ExchangeArgument(ctypes.Structure):
 
 @cache
 def functions(code: bytes, kernel: HeaderKernel, device: int) -> dict[bool, Any]:
-    """The kernels loaded on a device, for aligned and for other addresses.
-
-    Raises:
-        DeviceError: an error of the driver.
+    """The kernels loaded on a device, for aligned and for other addresses. Raises DeviceError: an error of the driver.
     """
     module = driver.call("cuModuleLoadData", code)
     return {

@@ -22,11 +22,8 @@ from tilescale.backends.tilelang.lowering.registry import lowers
 
 
 def lower(phase: Phase) -> Phase:
-    """A phase in which no cluster is named any more.
-
-    Raises:
-        UnsupportedError: something that has no lowering, with its line.
-    """
+    """A phase in which no cluster is named any more. Raises UnsupportedError: something that has no lowering, with its
+    line."""
     if phase.launch.cluster_size == 1:
         return phase
     cluster = ClusterUnit(phase, pipelined)

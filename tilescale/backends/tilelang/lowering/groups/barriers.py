@@ -21,11 +21,8 @@ from tilescale.backends.tilelang.ptx import WARP
 
 
 def lower(phase: Phase) -> Phase:
-    """A phase with barriers instead of marks.
-
-    Raises:
-        UnsupportedError: a tile that stock TileLang would not compute as written, with its line.
-    """
+    """A phase with barriers instead of marks. Raises UnsupportedError: a tile that stock TileLang would not compute as
+    written, with its line."""
     groups, threads = phase.groups or ThreadGroups(), phase.launch.thread_count
     loading = phase.graph.added if phase.groups else 0
     barriers = _Barriers(ExecutingThreads(0, threads), threads + loading)

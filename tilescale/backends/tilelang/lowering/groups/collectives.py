@@ -23,11 +23,7 @@ from tilescale.program.operations import Collective
 
 
 def operand(clone: UnitClone, region: ir.Call) -> TileRegion:
-    """A tile argument, as the user wrote it.
-
-    Raises:
-        UnsupportedError: its extents are symbolic.
-    """
+    """A tile argument, as the user wrote it. Raises UnsupportedError: its extents are symbolic."""
     buffer, begins, extents = ir.region_parts(region)
     known = ir.constants(clone.expr(e) for e in extents)
     if known is None:

@@ -258,11 +258,8 @@ class TileDistributions:
         return self._others(stmt, axes, held)
 
     def split_loop(self, stmt: ir.Stmt) -> ir.Var | None:
-        """The loop of a parallel nest that runs along the split dimension of the tiles it names.
-
-        Raises:
-            UnsupportedError: none, or several.
-        """
+        """The loop of a parallel nest that runs along the split dimension of the tiles it names. Raises
+        UnsupportedError: none, or several."""
         loops = {loop.loop_var: ir.constant(loop.extent) for loop in parallel_loops(stmt)}
         found: list[ir.Var] = []
         for buffer, indices, _ in accesses(stmt):

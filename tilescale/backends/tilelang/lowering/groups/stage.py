@@ -33,11 +33,8 @@ from tilescale.program import ops
 
 
 def lower(phase: Phase) -> Phase:
-    """A phase in which no unit inside a program is named any more.
-
-    Raises:
-        UnsupportedError: something that has no lowering, with its line.
-    """
+    """A phase in which no unit inside a program is named any more. Raises UnsupportedError: something that has no
+    lowering, with its line."""
     return _ThreadGroups(phase).lowered()
 
 

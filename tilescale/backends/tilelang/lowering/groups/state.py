@@ -102,11 +102,8 @@ class GroupStage(Stage):
         return self.make((buffer.data, holder.name), f"{buffer.name}{holder.name}", shape, str(buffer.dtype), scope)
 
     def whole_of(self, buffer: ir.Buffer, unit: UnitThreads, *, gathered: bool = False) -> ir.Buffer:
-        """All of a fragment that units hold as shares, on a unit: there after a T.all_gather of the shares.
-
-        Raises:
-            UnsupportedError: nothing has gathered it.
-        """
+        """All of a fragment that units hold as shares, on a unit: there after a T.all_gather of the shares. Raises
+        UnsupportedError: nothing has gathered it."""
         held = self.distributions.of(buffer)
         assert held is not None
         key = ("whole", buffer.data, unit.inside(held.level.name).name)
