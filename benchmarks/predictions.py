@@ -100,7 +100,7 @@ def machine() -> Machine:
 
 def places() -> int:
     """Number of blocks of a large kernel that a device runs at once."""
-    return machine().count(machine().program_level.name, machine().tensor_level.name)
+    return machine().program_units
 
 
 @cache

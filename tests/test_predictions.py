@@ -17,7 +17,7 @@ import tilescale
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.ops.strategy import LATENCIES
-from tilescale.passes.overlap.tile_cost import TileWork, places_of, rate_of
+from tilescale.passes.overlap.tile_cost import TileWork, rate_of
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -103,13 +103,13 @@ def test_forms_in_clusters_are_those_of_this_source(predictions: ModuleType):
 def test_clusters_are_simulated_as_they_are_estimated():
     """Within 5 %, by waves of tiles at the sustained rate; float8 has a longer epilogue, and 7 %."""
     machine = Machine.load("h200-sxm-8")
-    rate, waits = rate_of(machine, "bfloat16") / places_of(machine), LATENCIES * machine.layer_for("global").latency
+    rate, waits = rate_of(machine, "bfloat16") / machine.program_units, LATENCIES * machine.layer_for("global").latency
     (rows,) = [group["rows"] for group in results()["groups"] if group["name"] == "forms"]
     clusters = [row for row in rows if (row["form"], row["dtype"]) == ("clusters", "bfloat16")]
     assert len(clusters) == 4
     for row in clusters:
         m, n, k = row["shape"]
-        work = TileWork(m // 128 * n // 256, 2 * 128 * 256 * k / rate + waits, places_of(machine))
+        work = TileWork(m // 128 * n // 256, 2 * 128 * 256 * k / rate + waits, machine.program_units)
         assert row["simulated"] == pytest.approx(work.seconds * 1e6, rel=0.05)
 
 

@@ -339,6 +339,17 @@ def has_roles(node: Any) -> bool:
     return isinstance(node, AttrStmt) and node.attr_key == tl.ROLES
 
 
+def reads_memory(expr: PrimExpr) -> bool:
+    """Whether an expression loads memory or variables."""
+    return contains(expr, lambda node: isinstance(node, BufferLoad))
+
+
+def plain(extent: Any) -> Any:
+    """A Python int for a constant expression, the expression itself otherwise."""
+    value = constant(extent)
+    return extent if value is None else value
+
+
 def conjuncts(expr: PrimExpr) -> list[PrimExpr]:
     """The conditions that a conjunction joins, in order; a condition of another form is the only one."""
     return [*conjuncts(expr.a), *conjuncts(expr.b)] if isinstance(expr, And) else [expr]

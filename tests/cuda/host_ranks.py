@@ -214,8 +214,7 @@ class Ranks:
     def _owner(self, rank: int, heap: Heap) -> Any:
         described = Machine.load("h200-sxm-8")
         machine = SimpleNamespace(
-            count=lambda one, other: PROCESSORS,
-            program_level=described.program_level,
+            program_units=PROCESSORS,
             tensor_level=described.tensor_level,
             network=described.network,
             levels=[SimpleNamespace(kind="cluster", max_size=CLUSTER)],

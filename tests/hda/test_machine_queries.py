@@ -29,7 +29,7 @@ def test_a_built_in_machine_answers_every_query(name):
         layer = machine.layer_for(scope)
         assert 0 < machine.capacity(layer.name) <= layer.capacity
         assert machine.layer(layer.name) is layer
-    assert machine.count(program.name, owner.name) * machine.count(owner.name) == machine.count(program.name)
+    assert machine.program_units * machine.count(owner.name) == machine.count(program.name)
     assert machine.residency(threads=1) >= 1
     assert machine.residency(threads=1, shared_bytes=2**50) == 0
     assert machine.rates(owner.name) and machine.digest

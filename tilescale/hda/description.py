@@ -125,6 +125,11 @@ class Description:
         chain = [i for i in range(fine, coarse + 1) if i in ends or self.levels[i].kind != "cluster"]
         return math.prod(_per_parent(self, i, j) for i, j in zip(chain, chain[1:], strict=False))
 
+    @property
+    def program_units(self) -> int:
+        """Units that execute programs in one unit that owns tensors, such as the SMs of a GPU."""
+        return self.count(self.program_level.name, self.tensor_level.name)
+
     def capacity(self, layer: str, threads: int | None = None) -> int:
         """Bytes of a layer that one tile may take at most; less where a program of `threads` threads reaches less."""
         found = self.layer(layer)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang_core import ir, trace
+from tilelang_core.ir import plain
 from tilescale.errors import LevelNotLaunchedError, Location, ShapeError, TileScaleError, UsageError
 from tilescale.hda import Level, Machine
 from tilescale.hda.current import current_machine
@@ -31,12 +32,6 @@ def require_trace(name: str) -> None:
             f"{name} was called outside a traced function",
             hint="use it inside a function decorated with @T.prim_func, @T.macro or @tilescale.jit",
         )
-
-
-def plain(extent: Any) -> Any:
-    """A Python int for a constant expression, the expression itself otherwise."""
-    value = ir.constant(extent)
-    return extent if value is None else value
 
 
 def shape_of(buffer: ir.Buffer) -> list[Any]:

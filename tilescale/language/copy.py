@@ -151,7 +151,7 @@ def _local(made: Any) -> Any:
 
 def _of_memory(extent: Any) -> bool:
     """Whether an extent depends on memory, or on variables: it is known when the copy is executed."""
-    return ir.contains(expanded(extent), lambda node: isinstance(node, ir.BufferLoad))
+    return ir.reads_memory(expanded(extent))
 
 
 def _with_same_rows(source: ir.Call, target: ir.Call) -> tuple[ir.Call, ir.Call]:

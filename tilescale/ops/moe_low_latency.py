@@ -26,7 +26,7 @@ from tilescale.ops.moe_tables import ALIGN, padded_choices
 from tilescale.ops.products import at_once
 from tilescale.ops.whole_tensors import is_split
 from tilescale.ops.workspace import workspace_of
-from tilescale.passes.overlap.tile_cost import bandwidth_of, places_of
+from tilescale.passes.overlap.tile_cost import bandwidth_of
 from tilescale.runtime import ahead
 
 KEPT = 4096
@@ -69,7 +69,7 @@ def _takes_few(
 
     shared = 1 - (1 - 1 / size) ** choices  # of the tokens, that a rank needs
     blocks = size * most * sum_bytes // (2 * GROUP * HIGH)
-    waves = math.ceil(blocks / (RESIDENT * places_of(machine)))
+    waves = math.ceil(blocks / (RESIDENT * machine.program_units))
     counting = waves * size * math.ceil(most * choices / COUNTED) * memory.latency
     by_tables = choices * CHOICE_BYTES, shared * row_bytes, shared * sum_bytes
     few = level.launch + counting + exchanged(row_bytes) + exchanged(sum_bytes) + cached(again, ROWS)

@@ -193,8 +193,7 @@ TILINGS = (
 
 def at_once() -> int:
     """Blocks of such tiles that a device runs at a time."""
-    machine = current_machine()
-    return machine.count(machine.program_level.name, machine.tensor_level.name)
+    return current_machine().program_units
 
 
 def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1) -> GemmTiling:

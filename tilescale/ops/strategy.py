@@ -38,7 +38,7 @@ from tilescale.ops.products import (
 )
 from tilescale.ops.whole_tensors import is_split
 from tilescale.passes.overlap.estimate import RowTransport, gathered, reduced, sliced, tiles_summed
-from tilescale.passes.overlap.tile_cost import TileWork, bandwidth_of, places_of, rate_of
+from tilescale.passes.overlap.tile_cost import TileWork, bandwidth_of, rate_of
 
 KEPT = 4096
 """Decisions that are kept, those used last."""
@@ -146,7 +146,7 @@ def in_order(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
 def _by_library(machine: Machine, job: CollectiveGemm, rows: int, N: int) -> float:
     """Seconds of PyTorch's GEMM with a weight of N columns: its fastest tiles, at least the time to read weights."""
     library = ROWWISE if job.dtype.itemsize == 1 else CUBLAS
-    places, waits = places_of(machine), _waits(machine)
+    places, waits = machine.program_units, _waits(machine)
     cache = machine.layer_for("global").cache_bandwidth or bandwidth_of(machine)
     rate = rate_of(machine, dtype_name(job.dtype)) / places / library.time
     moved = (rows + N) * job.K * job.dtype.itemsize + rows * N * RESULT_BYTES
@@ -244,7 +244,7 @@ def _work(
     machine: Machine, job: CollectiveGemm, tiles: GemmTiling, rows: int, shards: int = 1, products: int = 1
 ) -> TileWork:
     """The tiles of `shards` shards of rows; each has a tile of several GEMMs. A shard reads all weights once."""
-    places, N = places_of(machine), sum(job.columns)
+    places, N = machine.program_units, sum(job.columns)
     count = shards * math.ceil(rows / tiles.m) * math.ceil(N / products / tiles.n)
     rate = rate_of(machine, dtype_name(job.dtype)) / places * tiles.rate
     rate *= SCALED_RATE if job.dtype.itemsize == 1 else 1.0

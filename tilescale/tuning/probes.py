@@ -149,7 +149,7 @@ def _flag(signals: int, us: float, spread: tuple[float, float]) -> MeasuredFlag:
 
 
 def _wires(place: TimeSource, network: Network, quick: bool) -> Iterator[Probe]:
-    places = place.machine.count(place.machine.program_level.name, place.machine.tensor_level.name)
+    places = place.machine.program_units
     for mechanism in network.mechanisms:
         if mechanism.on_request:
             continue

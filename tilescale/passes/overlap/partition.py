@@ -49,7 +49,7 @@ class Partition:
     def extents(self) -> tuple[Any, ...]:
         """Extents of the dimensions of a part that are counted as rows."""
         begin = self.axis or int(self.slots)
-        first, *others = map(_number, self.buffer.shape[begin : begin + self.depth])
+        first, *others = map(ir.plain, self.buffer.shape[begin : begin + self.depth])
         return (first if self.slots else _over(first, self.parts), *others)
 
     @property
@@ -65,7 +65,7 @@ class Partition:
     @property
     def across(self) -> Any:
         """Elements of a row of a matrix."""
-        return _number(self.buffer.shape[-1 - self.axis])
+        return ir.plain(self.buffer.shape[-1 - self.axis])
 
     @property
     def part_shape(self) -> tuple[Any, ...]:
@@ -137,14 +137,14 @@ class Partition:
     def region(self, part: Any, first: Any, count: Any, access: str) -> ir.Call:
         """Some rows of a part, whole."""
         if self.axis:
-            every = _number(self.buffer.shape[0])
+            every = ir.plain(self.buffer.shape[0])
             return tir.region(self.buffer, [0, part * self.height + first], [every, count], access)
         begins, extents = self.box(first, count)
         if self.slots:
             begins, extents = [part, *begins], [1, *extents]
         else:
             begins[0] = part * self.extents[0] + begins[0]
-        rest = [_number(n) for n in self.buffer.shape[len(begins) :]]
+        rest = [ir.plain(n) for n in self.buffer.shape[len(begins) :]]
         return tir.region(self.buffer, [*begins, *[0] * len(rest)], [*extents, *rest], access)
 
     def high(self, box: SliceBox) -> int | None:
@@ -158,7 +158,7 @@ class Partition:
         first: Any = 0
         last: Any = 0
         for number in self.dimensions:
-            extent = _number(self.buffer.shape[number])
+            extent = ir.plain(self.buffer.shape[number])
             begin, end = box[number] or (0, extent)
             one = number != self.dimensions[-1] and ir.constant(end - begin) == 1
             first = first * extent + begin
@@ -176,12 +176,6 @@ def check_whole(region: ir.Call, does: str, where: Location | None) -> None:
 def same_extents(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether two shapes are the same at each launch."""
     return len(one) == len(other) and all(ir.constant(a - b) == 0 for a, b in zip(one, other, strict=True))
-
-
-def _number(extent: ir.PrimExpr) -> Any:
-    """An extent, as an int where it is known before the launch."""
-    known = ir.constant(extent)
-    return extent if known is None else known
 
 
 def _over(rows: Any, inner: int) -> Any:

@@ -59,7 +59,7 @@ class TileWork:
         machine = uses.machine
         repeats = uses.repeats(use, level)
         rounds = [repeats * int(np.sum(runs)) for _, _, runs in uses.values(use, uses.ranks(level, 0), likely=True)]
-        programs, places = uses.grid(use.launch, uses.ranks(level, 0)).count, places_of(machine)
+        programs, places = uses.grid(use.launch, uses.ranks(level, 0)).count, machine.program_units
         tiles, at_once = max(sum(rounds), 1), min(places, programs)
         done = list(_done(use.phase, use.launch, uses, repeats))
         arithmetic = sum(count / rate_of(machine, dtype) for dtype, count in _products(done))
@@ -142,11 +142,6 @@ WAITS = 3
 def last(number: Any, count: int, others: int) -> Any:
     """Number of the last of `others` equal intervals that overlaps interval `number` of `count` over the same rows."""
     return -(-(number + 1) * others // count) - 1
-
-
-def places_of(machine: Machine) -> int:
-    """Places for programs on a unit that owns tensors."""
-    return machine.count(machine.program_level.name, machine.tensor_level.name)
 
 
 def _bytes(phase: GridPhase, uses: AccessMaps) -> int:

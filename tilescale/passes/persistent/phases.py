@@ -16,7 +16,6 @@ from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.legality import synchronizes_programs
 from tilescale.passes.overlap.tile_order import check_order
 from tilescale.passes.persistent.collectives import tiles_of
-from tilescale.passes.persistent.placement import resident_blocks
 from tilescale.program.effects import ProgramNames, names_of
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, location
 from tilescale.program.operations import Collective, TileView, operation
@@ -158,7 +157,7 @@ class _Finder:
         if launch is None or not self._is_of_devices(stmt):
             raise Declined("a statement of the device between grids", location(stmt))
         made = Collective.of(stmt.value)
-        phase, tiled = tiles_of(made, stmt, launch, resident_blocks(self.machine))
+        phase, tiled = tiles_of(made, stmt, launch, self.machine.program_units)
         self.grids.append(Grid(phase, tiled, f"{made.name} of {_name(made.source)}", location(stmt), self.loop))
 
     def _value(self, stmt: ir.Bind) -> None:

@@ -81,14 +81,9 @@ class Placement:
         return self.count % self.blocks != 0
 
 
-def resident_blocks(machine: Machine) -> int:
-    """Blocks that a device executes at once: one for each SM."""
-    return machine.count(machine.program_level.name, machine.tensor_level.name)
-
-
 def placed(counts: Sequence[int], machine: Machine) -> list[Placement]:
     """Tasks of each phase, on as many blocks as a device executes at once."""
-    blocks, begin, found = min(resident_blocks(machine), max(counts)), 0, []
+    blocks, begin, found = min(machine.program_units, max(counts)), 0, []
     for count in counts:
         found.append(Placement(blocks, begin % blocks, count))
         begin += count

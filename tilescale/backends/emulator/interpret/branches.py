@@ -195,7 +195,7 @@ def _is_role(stmt: ir.Stmt) -> bool:
     """Whether a statement is a one-sided branch under a condition that nothing in between can change."""
     if not isinstance(stmt, ir.IfThenElse) or stmt.else_case is not None:
         return False
-    return not ir.contains(stmt.condition, lambda n: isinstance(n, ir.BufferLoad))
+    return not ir.reads_memory(stmt.condition)
 
 
 def _concurrent(compiler: Compiler, statements: list[ir.Stmt]) -> Closure:

@@ -157,7 +157,7 @@ class _Rewriter:
         return isinstance(node, ir.While | ir.Ramp | ir.Broadcast | ir.Shuffle | ir.Let)
 
     def _depends_on_data(self, expr: ir.PrimExpr) -> bool:
-        return ir.contains(expr, lambda node: isinstance(node, ir.BufferLoad)) or bool(ir.variables(expr) & self.loaded)
+        return ir.reads_memory(expr) or bool(ir.variables(expr) & self.loaded)
 
     def _find_apart(self, stmt: ir.Stmt) -> None:
         """Find the variables and private buffers whose values differ between threads."""

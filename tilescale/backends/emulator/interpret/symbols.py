@@ -115,7 +115,7 @@ class Symbols:
         """Whether a name for elements is unused: then nothing is loaded, as in stock TileLang's text."""
         return (
             stmt.var not in self._used
-            and ir.contains(stmt.value, lambda node: isinstance(node, ir.BufferLoad))
+            and ir.reads_memory(stmt.value)
             and not ir.contains(stmt.value, lambda node: isinstance(node, ir.Call) and not ir.is_pure(node))
         )
 

@@ -51,7 +51,7 @@ class KernelWorkspace:
     def of(cls, buffer: ir.Buffer, program: Program, *, peers: bool = False) -> KernelWorkspace:
         """The program's allocation in device memory, which all its phases share; or one that lowering adds to a launch,
         under a name of its own."""
-        shape = tuple(n if ir.constant(n) is None else ir.constant(n) for n in buffer.shape)
+        shape = tuple(map(ir.plain, buffer.shape))
         return cls(program.workspace_names.get(buffer.data, buffer.name), shape, str(buffer.dtype), peers=peers)
 
 

@@ -122,7 +122,7 @@ def small_grid(program: Program, body: Part, target: LoweringTarget) -> GridPhas
         return None
     if ir.contains(phase.stmt, by_nvshmem):  # which completes its operations itself
         return None
-    held = machine.count(machine.program_level.name, machine.tensor_level.name)
+    held = machine.program_units
     finer = {level.name for level in machine.levels if level.kind == "thread_group"}
     waits = ir.contains(phase.stmt, lambda node: ir.op_name(node) == ops.WAIT.name)
 

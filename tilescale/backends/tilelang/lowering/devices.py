@@ -217,7 +217,7 @@ class DeviceStage(Signature):
             return self._on_local(node)
         if isinstance(node, ir.Call) and (rule := rule_for(ir.op_name(node), VALUE)) is not None:
             return rule(self, node)
-        if isinstance(node, ir.IfThenElse) and _reads_memory(node.condition) and ir.contains(node, tir.is_extern):
+        if isinstance(node, ir.IfThenElse) and ir.reads_memory(node.condition) and ir.contains(node, tir.is_extern):
             return _decided_once(node)
         return None
 
@@ -301,11 +301,6 @@ class DeviceStage(Signature):
 
 def _plain(var: ir.Var) -> tuple[ir.Var, None]:
     return var, None
-
-
-def _reads_memory(expr: ir.PrimExpr) -> bool:
-    """Whether an expression depends on memory, including variables, which a branch may change."""
-    return ir.contains(expr, lambda n: isinstance(n, ir.BufferLoad))
 
 
 def _decided_once(branch: ir.IfThenElse) -> ir.Stmt:

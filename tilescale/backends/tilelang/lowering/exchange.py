@@ -24,7 +24,7 @@ from tilescale.backends.tilelang.lowering.implemented import ON_TILES
 from tilescale.backends.tilelang.lowering.markers import by_nvshmem
 from tilescale.backends.tilelang.lowering.registry import lowers
 from tilescale.backends.tilelang.lowering.signals import barrier, epochs
-from tilescale.backends.tilelang.lowering.tile import TileRegion, parts, whole_loops
+from tilescale.backends.tilelang.lowering.tile import TileRegion, parts, take_parts, whole_loops
 from tilescale.backends.tilelang.nvshmem_link import IMPL
 from tilescale.collectives import TILES
 from tilescale.program import ops
@@ -203,13 +203,7 @@ class TileExchange:
 
     def take_parts(self, target: TileRegion, axis: int) -> list[ir.Stmt]:
         """Copy the received parts into the parts of a tile along an axis."""
-        part, begins = parts(target, axis, self.devices)
-        if not target.in_registers:
-            return [self.take(sender, target.region("w", begin, part)) for sender, begin in enumerate(begins)]
-        loops, sender, index = whole_loops(axis, part)
-        value = self.received(sender, index)
-        value = ir.Cast(target.dtype, value) if target.dtype != self.dtype else value
-        return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
+        return take_parts(target, axis, self.devices, self.received, self.take)
 
     def barrier(self) -> ir.Stmt:
         """Wait for the parts of all devices."""

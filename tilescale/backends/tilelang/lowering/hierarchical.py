@@ -28,7 +28,7 @@ from tilescale.backends.tilelang.lowering.implemented import BETWEEN, shared_axi
 from tilescale.backends.tilelang.lowering.reach import split
 from tilescale.backends.tilelang.lowering.registry import lowers
 from tilescale.backends.tilelang.lowering.signals import RAIL, barrier_inside, barrier_of_rail, epochs
-from tilescale.backends.tilelang.lowering.tile import TileRegion, parts, whole_loops
+from tilescale.backends.tilelang.lowering.tile import TileRegion, parts, take_parts, whole_loops
 from tilescale.backends.tilelang.nvshmem_link import IMPL
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Combine
@@ -164,21 +164,13 @@ class HierarchicalExchange:
 
     def take(self, name: str, count: int, target: TileRegion, axis: int) -> list[ir.Stmt]:
         """Copy the parts of a workspace into those of a tile along an axis."""
-        part, begins = parts(target, axis, count)
-        if not target.in_registers:
-            space, rest = self.here(name, count), [0] * len(part)
-            return [
-                tir.tile_call(
-                    "copy",
-                    tir.region(space, [self.at(count, number), *rest], [1, *part], "r"),
-                    target.region("w", begin, part),
-                )
-                for number, begin in enumerate(begins)
-            ]
-        loops, number, index = whole_loops(axis, part)
-        value = self.received(name, count, number)(index)
-        value = ir.Cast(target.dtype, value) if target.dtype != self.dtype else value
-        return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
+        extents = parts(target, axis, count)[0]
+
+        def copied(number: int, part: ir.Call) -> ir.Stmt:
+            begins = [self.at(count, number), *[0] * len(extents)]
+            return tir.tile_call("copy", tir.region(self.here(name, count), begins, [1, *extents], "r"), part)
+
+        return take_parts(target, axis, count, lambda number, at: self.received(name, count, number)(at), copied)
 
     def barrier_inside(self) -> ir.Stmt:
         """Wait for the parts of the group."""

@@ -102,4 +102,4 @@ def _places(region: ir.Call) -> list[Any]:
 
 
 def _reads(expr: ir.PrimExpr) -> bool:
-    return ir.contains(expr, lambda node: isinstance(node, ir.BufferLoad)) if isinstance(expr, ir.PrimExpr) else False
+    return ir.reads_memory(expr) if isinstance(expr, ir.PrimExpr) else False

@@ -175,7 +175,7 @@ class Phase:
     def choice(self, call: ir.Call) -> MechanismChoice:
         """The mechanism of a copy of tiles, by the machine model. Raises UnsupportedError without one."""
         machine, grid = self.target.machine, ir.constants(map(self.sized, self.launch.grid))
-        units = machine.count(machine.program_level.name, machine.tensor_level.name)
+        units = machine.program_units
         programs = units if grid is None else min(units, math.prod(grid))
         return copy_choice(call, machine, dict(self.target.sizes), programs, names=self.program.names)
 

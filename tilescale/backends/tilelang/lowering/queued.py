@@ -187,7 +187,7 @@ class _SignalWalk:
         if not ir.contains(stmt, _signals):
             return
         decides = [stmt.min, stmt.extent] if isinstance(stmt, ir.For) else [stmt.condition]
-        inside = replace(at, counted=at.counted and not any(_reads(e) for e in decides))
+        inside = replace(at, counted=at.counted and not any(ir.reads_memory(e) for e in decides))
         values = [evaluate(e, at.known) for e in decides]
         known = [value for value in values if value is not None]
         if isinstance(stmt, ir.For) and len(known) == 2 and known[1] <= self._rounds:
@@ -282,7 +282,3 @@ def _written(program: Program) -> set[ir.Var]:
 
 def _signals(node: ir.Node) -> bool:
     return bool(signalled(operation(node)))
-
-
-def _reads(expr: ir.PrimExpr) -> bool:
-    return ir.contains(expr, lambda node: isinstance(node, ir.BufferLoad))

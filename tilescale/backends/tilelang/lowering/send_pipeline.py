@@ -185,7 +185,7 @@ def _values(scalars: Iterable[ir.Bind], values: dict[ir.Var, ir.PrimExpr]) -> di
 
 
 def _is_pure(value: ir.PrimExpr) -> bool:
-    return ir.is_pure(value) and not ir.contains(value, lambda n: isinstance(n, ir.BufferLoad))
+    return ir.is_pure(value) and not ir.reads_memory(value)
 
 
 def _is_load(stmt: ir.Stmt) -> bool:

@@ -117,7 +117,7 @@ def is_pull(stmt: ir.Stmt) -> bool:
 
 def reads_memory(stmt: ir.Stmt) -> bool:
     """Whether a statement that sets scalars or registers reads memory that others may change."""
-    return isinstance(stmt, ir.Bind) and ir.contains(stmt.value, lambda n: isinstance(n, ir.BufferLoad))
+    return isinstance(stmt, ir.Bind) and ir.reads_memory(stmt.value)
 
 
 def flat(stmt: ir.Stmt) -> list[ir.Stmt]:

@@ -34,8 +34,7 @@ class TileRegion:
     def of(cls, region: ir.Call, value: Callable[[Any], Any] = _same) -> TileRegion:
         """A region argument, `value` of its begins and extents."""
         buffer, begins, extents = ir.region_parts(region)
-        known = [n if ir.constant(n) is None else ir.constant(n) for n in map(value, extents)]
-        return cls(buffer, buffer.name, list(map(value, begins)), known)
+        return cls(buffer, buffer.name, list(map(value, begins)), [ir.plain(value(n)) for n in extents])
 
     @classmethod
     def whole(cls, buffer: ir.Buffer) -> TileRegion:
@@ -83,6 +82,25 @@ def parts(whole: TileRegion, axis: int, count: int) -> tuple[list[int], list[lis
     """Extents of one of `count` parts along an axis, and the begin of each."""
     part = [n // count if a == axis else n for a, n in enumerate(whole.extents)]
     return part, [[i * part[a] if a == axis else 0 for a in range(len(part))] for i in range(count)]
+
+
+def take_parts(
+    target: TileRegion,
+    axis: int,
+    count: int,
+    element: Callable[[Any, list[Any]], ir.PrimExpr],
+    copied: Callable[[int, ir.Call], ir.Stmt],
+) -> list[ir.Stmt]:
+    """Set `count` parts of a tile along an axis: of a fragment by `element`, from the number of a part and the indices
+    in it; of other tiles each by `copied`, from its number and its region.
+    """
+    part, begins = parts(target, axis, count)
+    if not target.in_registers:
+        return [copied(number, target.region("w", begin, part)) for number, begin in enumerate(begins)]
+    loops, number, index = whole_loops(axis, part)
+    value = element(number, index)
+    value = value if value.dtype == target.dtype else ir.Cast(target.dtype, value)
+    return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
 
 
 def whole_loops(axis: int, part: list[int]) -> tuple[list[ir.Var], Any, list[Any]]:

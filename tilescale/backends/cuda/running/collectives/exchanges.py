@@ -238,7 +238,7 @@ class MessageForms:
         machine = context.target.machine
         self.team, self.use = placed.team(context), use
         self.moves = use.function in MOVING
-        self.sms = machine.count(machine.program_level.name, machine.tensor_level.name)
+        self.sms = machine.program_units
         self._short = short(context, placed, self.team.size) if self.team.size > 1 else []
 
     def of(self, part: int) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class LineMessages:
         if self.team.size == 1:
             return
         machine, made = context.target.machine, kernel(context, placed)
-        sms = machine.count(machine.program_level.name, machine.tensor_level.name)
+        sms = machine.program_units
         self._blocks = sms * made.blocks_per_sm
         self._functions = functions(context.device_code(made.text), made, context.device.index)
         self._site = placed.site(context)

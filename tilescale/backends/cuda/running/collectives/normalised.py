@@ -79,7 +79,7 @@ class _Shape:
         self.team, self.norm, self.steps, self._dtype = stand.team(own), norm, steps, stand.dtype
         element = ir.bits(stand.dtype) // 8
         self.columns, self.row, self._whole = norm.columns, norm.columns * element, WHOLE * element
-        processors = machine.count(machine.program_level.name, machine.tensor_level.name)
+        processors = machine.program_units
         cluster = next((level.max_size or 1 for level in machine.levels if level.kind == "cluster"), 1)
         several = exchanges.ROW_BLOCKS.get(self.team.size, 1)
         units = exchanges.ROW_UNITS.get(self.team.size, 1)

@@ -128,7 +128,7 @@ class RoundsKernel:
         element = combining(placed.dtype, made.reduction) if adds_up else moving_units(placed.dtype)
         kernel = HeaderKernel("play", "rounds", element, size)
         self._functions: dict[bool, Any] = functions(context.device_code(kernel.text), kernel, context.device.index)
-        sms = machine.count(machine.program_level.name, machine.tensor_level.name)
+        sms = machine.program_units
         self._blocks = sms * kernel.blocks_per_sm
         self._site = placed.site(context)
 

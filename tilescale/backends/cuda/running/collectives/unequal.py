@@ -58,7 +58,7 @@ class _UnequalAllToAll:
         self._table: torch.Tensor = torch.tensor(known, dtype=torch.int32, device=context.device)
         kernel = moving_rows(context, placed)
         self._functions: dict[bool, Any] = functions(context.device_code(kernel.text), kernel, context.device.index)
-        sms = machine.count(machine.program_level.name, machine.tensor_level.name)
+        sms = machine.program_units
         blocks = sms * kernel.blocks_per_sm
         self._shape = SlotShape(self._level, size, 1, LONG_SLOTS, blocks, largest_slot(max(1, size - 1)), SLOTS)
         self._site = placed.site(context)

@@ -15,7 +15,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.tilelang.lowering.clusters.unit import MEMBER, ClusterUnit
 from tilescale.backends.tilelang.lowering.combine import fold, reduced
 from tilescale.backends.tilelang.lowering.registry import lowers
-from tilescale.backends.tilelang.lowering.tile import TileRegion, parts, whole_loops
+from tilescale.backends.tilelang.lowering.tile import TileRegion, parts, take_parts
 from tilescale.program import ops
 from tilescale.program.operations import Barrier, Collective, Combine
 
@@ -120,16 +120,11 @@ def _all_gather(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
 
 def _take_parts(cluster: ClusterUnit, target: TileRegion, axis: int, wanted: TileRegion) -> list[ir.Stmt]:
     """Copy the tile `wanted` of each program into the part of `target` along an axis that has its number."""
-    part, begins = parts(target, axis, cluster.size)
-    if target.in_registers:
-        loops, sender, index = whole_loops(axis, part)
-        value = cluster.element(wanted, index, sender)
-        value = ir.Cast(target.dtype, value) if target.dtype != wanted.dtype else value
-        return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
-    return [
-        cluster.move(TileRegion.of(target.region("w", begin, part)), wanted, sender, put=False)
-        for sender, begin in enumerate(begins)
-    ]
+
+    def moved(sender: int, part: ir.Call) -> ir.Stmt:
+        return cluster.move(TileRegion.of(part), wanted, sender, put=False)
+
+    return take_parts(target, axis, cluster.size, lambda sender, at: cluster.element(wanted, at, sender), moved)
 
 
 @lowers(ops.ALL_TO_ALL.name, MEMBER, "direct")

@@ -26,7 +26,7 @@ def with_loaded_extents(phase: Phase) -> Phase:
     bound = {stmt.var: stmt.value for stmt in ir.statements(phase.stmt) if isinstance(stmt, ir.Bind)}
 
     def is_loaded(expr: ir.PrimExpr) -> bool:
-        if ir.contains(expr, lambda node: isinstance(node, ir.BufferLoad)):
+        if ir.reads_memory(expr):
             return True
         return any(is_loaded(bound[var]) for var in ir.variables(expr) if var in bound)
 

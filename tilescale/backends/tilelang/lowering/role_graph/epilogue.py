@@ -300,7 +300,7 @@ def _parts(stmts: Sequence[ir.Stmt]) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
     first, rest = list(stmts), list[ir.Stmt]()
     while first and is_sent(first[-1]):
         rest.insert(0, first.pop())
-    if not first or not isinstance(first[-1], ir.IfThenElse) or _reads(first[-1].condition):
+    if not first or not isinstance(first[-1], ir.IfThenElse) or ir.reads_memory(first[-1].condition):
         return first, rest
     branch = first.pop()
     arms = [_parts(flat(arm)) if arm is not None else ([], []) for arm in (branch.then_case, branch.else_case)]
@@ -309,11 +309,6 @@ def _parts(stmts: Sequence[ir.Stmt]) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
         return [*first, *before], [*ends, *rest]
     first, others = _parts(first)
     return first, [*others, *ends, *rest]
-
-
-def _reads(condition: ir.PrimExpr) -> bool:
-    """Whether a condition reads memory: consumers and epilogue could find different values there."""
-    return ir.contains(condition, lambda n: isinstance(n, ir.BufferLoad))
 
 
 def _branch(branch: ir.IfThenElse, then_case: list[ir.Stmt], else_case: list[ir.Stmt]) -> list[ir.Stmt]:
