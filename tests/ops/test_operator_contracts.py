@@ -155,7 +155,7 @@ def test_operators_of_experts_are_what_they_are_registered_as(name: str):
 
 ELSEWHERE = {
     "decode", "sequence_attention", "sequence_attention_backward",
-    "moe_layer", "moe_layer_backward", "moe_layer_float8",
+    "moe_layer", "moe_layer_backward",
     "all_gather_matmul_scaled", "matmul_all_reduce_scaled", "matmul_reduce_scatter_scaled",
 }  # fmt: skip
 """Operators with tests of their own, here and in test_torch_library.py."""

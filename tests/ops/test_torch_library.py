@@ -110,7 +110,8 @@ def experts(x: torch.Tensor, w: torch.Tensor, share: torch.Tensor) -> torch.Tens
 def test_a_layer_of_experts_is_an_operator(keeps: bool):
     """With as many results as its backward needs."""
     x, up, down = (t.detach() for t in (leaf(6, 16), leaf(4, 32, 16), leaf(4, 16, 16)))
-    given = x, torch.arange(12).view(6, 2) % 4, torch.rand(6, 2), up, down, 6, 512, keeps, ""
+    experts = torch.arange(12).view(6, 2) % 4, torch.rand(6, 2), up, down
+    given = x, *experts, None, None, None, 6, 512, False, False, keeps, ""
     kinds = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.tilescale.moe_layer, given, test_utils=kinds)
     if keeps:
@@ -123,10 +124,10 @@ def test_a_layer_of_experts_is_an_operator(keeps: bool):
 def test_a_layer_of_float8_experts_is_an_operator(keeps: bool):
     gate_up, down, *scales = (t[None] for t in random_expert(128, 128))
     x, chosen = torch.randn(3, 128).bfloat16(), torch.zeros(3, 1).long()
-    given = x, chosen, torch.ones(3, 1), gate_up, down, *scales, None, 3, 128, not keeps, keeps, ""
-    torch.library.opcheck(torch.ops.tilescale.moe_layer_float8, given, test_utils="test_faketensor")
+    given = x, chosen, torch.ones(3, 1), gate_up, down, *scales, None, 3, 128, False, not keeps, keeps, ""
+    torch.library.opcheck(torch.ops.tilescale.moe_layer, given, test_utils="test_faketensor")
     if keeps:
-        _, _, rows, hidden, *tables = torch.ops.tilescale.moe_layer_float8(*given)
+        _, _, rows, hidden, *tables = torch.ops.tilescale.moe_layer(*given)
         given = x, rows, hidden, tables, gate_up.bfloat16(), down.bfloat16(), False, ""
         torch.library.opcheck(torch.ops.tilescale.moe_layer_backward, given, test_utils="test_faketensor")
 

@@ -5,26 +5,18 @@ from typing import Any
 
 import torch
 
+from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import dense, two_scales
 from tilescale.ops.expert_float8 import Float8Form, layer_float8_program
 from tilescale.ops.float8 import Float8
 from tilescale.ops.float8_wire import GROUP, WIRE
-from tilescale.ops.group import size_of, team_of
 from tilescale.ops.grouped_float8 import check_scales
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of, more_rows, new_tensors
-from tilescale.ops.moe_gradient import SAVED, gradients
-from tilescale.ops.moe_low_latency import layer_of_few, scales_of_groups
-from tilescale.ops.moe_tables import (
-    DROPPED,
-    arriving_choices,
-    form_of_counts,
-    forms_of_tables,
-    new_tables,
-    padded_choices,
-)
-from tilescale.ops.operator import operator
+from tilescale.ops.moe_gradient import SAVED
+from tilescale.ops.moe_low_latency import scales_of_groups
+from tilescale.ops.moe_tables import DROPPED, arriving_choices, form_of_counts, forms_of_tables
 from tilescale.ops.rounding import rounded_squares
 from tilescale.ops.row_exchange import UNIT_BYTES, sharers
 from tilescale.ops.workspace import workspace_of
@@ -93,36 +85,21 @@ def scales_of_tokens(scales: Any, x: torch.Tensor) -> Scale:
     return scales.flatten(0, -2)
 
 
-@operator("moe_layer_float8")
 def float8_layer(
     x: torch.Tensor,
-    chosen: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    of_gate_up: Scale,
-    of_down: Scale,
+    choice: tuple[torch.Tensor, torch.Tensor],
+    experts: tuple[torch.Tensor, torch.Tensor],
+    scales: tuple[torch.Tensor, torch.Tensor],
     of_x: Scale,
-    most: int,
-    room: int,
+    extents: tuple[int, int, int],
     narrow_sums: bool,
     keeps: bool,
-    group: str,
+    team: Team,
 ) -> list[torch.Tensor]:
-    """The sums, and the number of dropped choices; then the tensors saved for a backward, with `keeps`.
-
-    Weights and tokens are float8 with scales, or bfloat16 without, and are quantized.
-    """
-    if of_gate_up is None or of_down is None:
-        (gate_up, of_gate_up), (down, of_down) = _quantized(gate_up), _quantized(down)
-    team, (experts, features, inner), choices = team_of(group), down.shape, chosen.shape[1]
-    if not (keeps or narrow_sums):
-        few = layer_of_few(x, (chosen, weights), (gate_up, down), (of_gate_up, of_down), of_x, most, room, team)
-        if few is not None:
-            return few
-    size, groups = team.size, most * features // GROUP
+    """`moe_layer` in float8, of weights and perhaps tokens with scales: other tokens are quantized."""
+    (numbers, shares), (gate_up, down), (of_gate_up, of_down), (most, room, choices) = choice, experts, scales, extents
+    (local, features, inner), size, groups = down.shape, team.size, most * down.shape[1] // GROUP
     form = Float8Form(of_down.ndim == 2, narrow_sums, keeps, of_x is not None)
-    numbers, shares = padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)
     of_choices, wide_sums = arriving_choices(size, most, choices), (size, most, features * DTYPE.itemsize // 4)
     of_groups = (size, groups, WORDS), (size, groups)
     in_chosen, in_shares, in_rows, in_scales, in_sums, in_sum_scales = workspace_of(team).symmetric(
@@ -130,16 +107,16 @@ def float8_layer(
     )
     of_rows, of_inner, none = (room, features), (room, inner), (1, 1)
     forms = [
-        *forms_of_tables(size, experts, most, room, choices),
+        *forms_of_tables(size, local, most, room, choices),
         *((of_rows if keeps else none, DTYPE), ((room, 2 * inner) if keeps else none, DTYPE)),
         *((of_rows, gate_up.dtype), ((features // GROUP, room), torch.float32)),
         *((of_inner, gate_up.dtype), ((inner // GROUP, room), torch.float32)),
-        *((of_rows, DTYPE), form_of_counts(size, experts, most, choices)),
+        *((of_rows, DTYPE), form_of_counts(size, local, most, choices)),
     ]
     made = new_tensors(x, *forms, apart=range(SAVED) if keeps else (DROPPED,))
     *tables, wide, hidden, rows, of_row, active, of_active, products, counted = made
     result = x.new_empty(most, features, dtype=DTYPE)
-    kernel(layer_float8_program, team, experts, choices, features, inner, dtype_of(numbers), form)(
+    kernel(layer_float8_program, team, local, choices, features, inner, dtype_of(numbers), form)(
         *(more_rows(dense(x), most), scales_of_groups(x, of_x, most), numbers, shares),
         *(dense(gate_up), dense(of_gate_up), dense(down), dense(of_down)),
         *(in_chosen, in_shares.view(torch.float32), in_rows.view(gate_up.dtype), in_scales.view(torch.float32)),
@@ -147,49 +124,20 @@ def float8_layer(
         *(rows, of_row, wide, hidden, active, of_active, products, result),
         sharers(features, UNIT_BYTES // DTYPE.itemsize, most),
     )
-    of_row_choices, counts, dropped, *others = tables
-    return [result[: x.shape[0]], dropped, *([wide, hidden, of_row_choices, counts, *others] if keeps else [])]
+    return [result, wide, hidden, *tables]
 
 
-def _quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights of experts in float8, and the scale of each square."""
     made, scales = rounded_squares(dense(weight).flatten(0, 1), torch.float8_e4m3fn)
     return made.view(weight.shape), scales.view(len(weight), -1, scales.shape[1])
 
 
-@float8_layer.register_fake
-def _(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *given: Any) -> list[torch.Tensor]:
-    (experts, features, inner), (most, room, _, keeps, group) = given[1].shape, given[5:]
-    of_rows, counts, dropped, *tables = new_tables(chosen, size_of(group), experts, most, room)
-    wide = x.new_empty(0, dtype=DTYPE)
-    kept = [wide.new_empty(room, features), wide.new_empty(room, 2 * inner), of_rows, counts, *tables] if keeps else []
-    return [wide.new_empty(x.shape), dropped, *kept]
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    x, _, weights, gate_up, down, of_gate_up, of_down, *_, ctx.group = inputs
-    _, dropped, *kept = output
-    ctx.save_for_backward(gate_up, down, of_gate_up, of_down, *kept)
-    ctx.mark_non_differentiable(dropped, *kept)
-    ctx.set_materialize_grads(False)
-    ctx.dtype, ctx.learns_x = weights.dtype, x.dtype == DTYPE
-
-
-def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
-    """Weights without scales have gradients; those with scales become bfloat16."""
-    gate_up, down, of_gate_up, of_down, rows, hidden, *tables = ctx.saved_tensors
-    learns = of_gate_up is None
-    wide = (gate_up, down) if learns else (_dequantized(gate_up, of_gate_up), _dequantized(down, of_down))
-    of_x, of_weights, *of_experts = gradients(grads[0], rows, hidden, tables, *wide, learns, ctx.group)
-    return of_x if ctx.learns_x else None, None, of_weights.to(ctx.dtype), *(of_experts or (None, None)), *[None] * 8
-
-
-def _dequantized(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Weights with scales of rows or squares as bfloat16."""
+def dequantized(weight: torch.Tensor, scales: Scale) -> torch.Tensor:
+    """Weights with scales of rows or squares as bfloat16; weights without scales."""
+    if scales is None:
+        return weight
     if scales.ndim == 2:
         return (weight.float() * scales[..., None]).bfloat16()
     squares = weight.float().unflatten(2, (-1, GROUP)).unflatten(1, (-1, GROUP))
     return (squares * scales[:, :, None, :, None]).bfloat16().view(weight.shape)
-
-
-float8_layer.register_autograd(_backward, setup_context=_setup)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import expert_programs
 from tilescale.ops.arguments import (
@@ -29,7 +30,15 @@ from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import one_of
 from tilescale.ops.layout import dtype_of, more_rows, new_tensors
 from tilescale.ops.moe_choice import Router
-from tilescale.ops.moe_float8 import check_recipe, float8_layer, scales_of_experts, scales_of_tokens
+from tilescale.ops.moe_float8 import (
+    Scale,
+    check_recipe,
+    dequantized,
+    float8_layer,
+    quantized,
+    scales_of_experts,
+    scales_of_tokens,
+)
 from tilescale.ops.moe_gradient import SAVED, gradients, words_of
 from tilescale.ops.moe_low_latency import layer_of_few
 from tilescale.ops.moe_route import check_choices, room_for
@@ -131,7 +140,7 @@ def moe_layer(
     check_count("room", space)
     given, extents = (rows, chosen, weights, gate_up, down), (most, -(-space // ALIGN) * ALIGN)
     all_scales = *scales_of_experts(scales, gate_up, down), scales_of_tokens(x_scales, x)
-    y, dropped = _by_experts(given, all_scales, extents, scales is None and float8 is None, bool(wire), name)
+    y, dropped = _by_experts(given, all_scales, extents, float8 is not None, bool(wire), name)
     if shared is not None:
         y = y + _mlp(rows, *as_autocast(*shared))
     return y.view(x.shape) if room is None else (y.view(x.shape), dropped)
@@ -141,7 +150,7 @@ def _by_experts(
     given: tuple[torch.Tensor, ...],
     scales: tuple[torch.Tensor | None, ...],
     extents: tuple[int, int],
-    is_plain: bool,
+    rounds: bool,
     narrow_sums: bool,
     group: str,
 ) -> Pair:
@@ -151,10 +160,7 @@ def _by_experts(
         y = rows.to(rows.dtype if rows.dtype in PRODUCTS else torch.bfloat16, copy=True)
         return y, chosen.new_zeros(len(gate_up), dtype=torch.int32)
     keeps = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    if is_plain:
-        y, dropped, *_ = _layer(*given, *extents, keeps, group)
-    else:
-        y, dropped, *_ = float8_layer(*given, *scales, *extents, narrow_sums, keeps, group)
+    y, dropped, *_ = _layer(*given, *scales, *extents, rounds, narrow_sums, keeps, group)
     return y, dropped
 
 
@@ -239,63 +245,91 @@ def _layer(
     weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
+    of_gate_up: Scale,
+    of_down: Scale,
+    of_x: Scale,
     most: int,
     room: int,
+    rounds: bool,
+    narrow_sums: bool,
     keeps: bool,
     group: str,
 ) -> list[torch.Tensor]:
-    """The sums, and the number of dropped choices; then the tensors saved for a backward, with `keeps`."""
-    team, (experts, features, inner), choices = team_of(group), down.shape, chosen.shape[1]
-    few = None if keeps else layer_of_few(x, (chosen, weights), (gate_up, down), None, None, most, room, team)
-    if few is not None:
-        return few
-    numbers, shares = padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)
+    """The sums, and the number of dropped choices; then the tensors saved for a backward, with `keeps`. Weights are
+    quantized if it `rounds` them."""
+    if rounds:
+        (gate_up, of_gate_up), (down, of_down) = quantized(gate_up), quantized(down)
+    team, experts = team_of(group), (gate_up, down)
+    scales = None if of_gate_up is None or of_down is None else (of_gate_up, of_down)
+    if not (keeps or narrow_sums):
+        few = layer_of_few(x, (chosen, weights), experts, scales, of_x, most, room, team)
+        if few is not None:
+            return few
+    choice = padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)
+    extents = most, room, chosen.shape[1]
+    if scales is None:
+        made = _plain_layer(x, choice, experts, extents, keeps, team)
+    else:
+        made = float8_layer(x, choice, experts, scales, of_x, extents, narrow_sums, keeps, team)
+    result, rows, hidden, of_rows, counts, dropped, *tables = made
+    return [result[: len(x)], dropped, *([rows, hidden, of_rows, counts, *tables] if keeps else [])]
+
+
+def _plain_layer(
+    x: torch.Tensor, choice: Pair, experts: Pair, extents: tuple[int, int, int], keeps: bool, team: Team
+) -> list[torch.Tensor]:
+    """The sums of `most` tokens; the rows of the experts, the products of their first GEMM if it `keeps` them, and the
+    tables. `extents`: `most`, `room`, and choices of a token."""
+    (numbers, shares), (gate_up, down), (most, room, choices) = choice, experts, extents
+    (local, features, inner), of_tokens = down.shape, words_of(x, team.size, most)
     of_choices = arriving_choices(team.size, most, choices)
-    of_tokens = words_of(x, team.size, most)
     given = of_choices, of_choices, of_tokens, of_tokens
     in_chosen, in_shares, *inboxes = workspace_of(team).symmetric(torch.int32, *given)
     result, of_rows = x.new_empty(most, features), ((room, features), x.dtype)
     *tables, rows, hidden, counted, active, made = new_tensors(
         x,
-        *forms_of_tables(team.size, experts, most, room, choices),
+        *forms_of_tables(team.size, local, most, room, choices),
         *(of_rows, ((room, 2 * inner) if keeps else (1, 1), x.dtype)),
-        *(form_of_counts(team.size, experts, most, choices), ((room, inner), x.dtype), of_rows),
+        *(form_of_counts(team.size, local, most, choices), ((room, inner), x.dtype), of_rows),
         apart=range(SAVED) if keeps else (DROPPED,),
     )
-    is_narrow = most * choices <= experts * NARROW_ROWS
-    shape = experts, choices, features, inner, dtype_of(x), dtype_of(numbers)
-    choice = lambda narrow: (expert_programs.layer_program, team, *shape, narrow, keeps, at_once())  # noqa: E731
-    one_of(choice, is_narrow, (False, True))(
+    is_narrow = most * choices <= local * NARROW_ROWS
+    shape = local, choices, features, inner, dtype_of(x), dtype_of(numbers)
+    kernel_of = lambda narrow: (expert_programs.layer_program, team, *shape, narrow, keeps, at_once())  # noqa: E731
+    one_of(kernel_of, is_narrow, (False, True))(
         *(more_rows(dense(x), most), numbers, shares, dense(gate_up), dense(down)),
         *(in_chosen, in_shares.view(torch.float32), *(words.view(x.dtype) for words in inboxes), counted, *tables),
         *(rows, hidden, active, made, result, sharers(features, UNIT_BYTES // x.itemsize, most)),
     )
-    of_row_choices, counts, dropped, *others = tables
-    return [result[: x.shape[0]], dropped, *([rows, hidden, of_row_choices, counts, *others] if keeps else [])]
+    return [result, rows, hidden, *tables]
 
 
 @_layer.register_fake
-def _(x: torch.Tensor, chosen: torch.Tensor, *given: Any) -> list[torch.Tensor]:
-    *_, down, most, room, keeps, group = given
+def _(x: torch.Tensor, chosen: torch.Tensor, _: torch.Tensor, *given: Any) -> list[torch.Tensor]:
+    _, down, _, of_down, _, most, room, rounds, _, keeps, group = given
     experts, features, inner = down.shape
     of_rows, counts, dropped, *tables = new_tables(chosen, size_of(group), experts, most, room)
-    kept = [x.new_empty(room, features), x.new_empty(room, 2 * inner), of_rows, counts, *tables] if keeps else []
-    return [x.new_empty(x.shape), dropped, *kept]
+    dtype = x.dtype if of_down is None and not rounds else torch.bfloat16
+    shapes = x.shape, *(((room, features), (room, 2 * inner)) if keeps else ())
+    y, *rows = (x.new_empty(shape, dtype=dtype) for shape in shapes)
+    return [y, dropped, *([*rows, of_rows, counts, *tables] if keeps else [])]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    _, _, weights, gate_up, down, *_, ctx.group = inputs
+    x, _, weights, gate_up, down, of_gate_up, of_down, *_, ctx.group = inputs
     _, dropped, *kept = output
-    ctx.save_for_backward(gate_up, down, *kept)
+    ctx.save_for_backward(gate_up, down, of_gate_up, of_down, *kept)
     ctx.mark_non_differentiable(dropped, *kept)
     ctx.set_materialize_grads(False)
-    ctx.dtype = weights.dtype
+    ctx.dtype, ctx.learns_x = weights.dtype, x.dtype not in NARROW
 
 
 def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
-    gate_up, down, rows, hidden, *tables = ctx.saved_tensors
-    of_x, of_weights, *of_experts = gradients(grads[0], rows, hidden, tables, gate_up, down, True, ctx.group)
-    return of_x, None, of_weights.to(ctx.dtype), *of_experts, *[None] * 4
+    """Weights without scales have gradients; those with scales become bfloat16."""
+    gate_up, down, of_gate_up, of_down, rows, hidden, *tables = ctx.saved_tensors
+    wide, learns = (dequantized(gate_up, of_gate_up), dequantized(down, of_down)), of_gate_up is None
+    of_x, of_weights, *of_experts = gradients(grads[0], rows, hidden, tables, *wide, learns, ctx.group)
+    return of_x if ctx.learns_x else None, None, of_weights.to(ctx.dtype), *(of_experts or (None, None)), *[None] * 9
 
 
 _layer.register_autograd(_backward, setup_context=_setup)
