@@ -73,11 +73,8 @@ class DeclaredAccesses:
 
 
 def accesses_of(node: Any, claims: Callable[[str], bool]) -> DeclaredAccesses:
-    """Reads and writes of a statement itself, or of an expression.
-
-    Args:
-        claims: names of operations that the caller knows better; they are listed, and not looked into.
-    """
+    """Reads and writes of a statement itself, or of an expression. `claims`: names of operations that the caller knows
+    better; they are listed, and not looked into."""
     found = DeclaredAccesses()
     reader = _Reader(found, claims)
     if isinstance(node, tirx.BufferStore):

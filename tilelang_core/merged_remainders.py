@@ -78,11 +78,8 @@ def _agree(one: tirx.PrimExpr, other: tirx.PrimExpr, used: set[tirx.Var], iters:
 
 
 class _Points:
-    """Values of variables, and of expressions of these, at a number of points.
-
-    Attributes:
-        undefined: the points where an expression so far divides by zero: sizes that no program runs with.
-    """
+    """Values of variables, and of expressions of these, at a number of points. `undefined`: the points where an
+    expression so far divides by zero: sizes that no program runs with."""
 
     def __init__(self, used: Sequence[tirx.Var], iters: Mapping[tirx.Var, Range]) -> None:
         draw = np.random.default_rng(0)

@@ -111,7 +111,6 @@ def sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
 
 
 def evaluate(expr: tirx.PrimExpr) -> tirx.Stmt:
-    """An expression as a statement."""
     return tirx.Evaluate(expr)
 
 

@@ -28,11 +28,7 @@ Duties: TypeAlias = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Role:
-    """Warps with separate duties.
-
-    Attributes:
-        registers: of each of its threads; 0 if unspecified.
-    """
+    """Warps with separate duties. `registers`: of each of its threads; 0 if unspecified."""
 
     name: str
     threads: int
@@ -41,11 +37,8 @@ class Role:
 
 @dataclass(frozen=True)
 class RoleTransfer:
-    """Tiles that one role fills in each iteration of a loop, and another one consumes.
-
-    Attributes:
-        depth: how many times the tiles are there.
-    """
+    """Tiles that one role fills in each iteration of a loop, and another one consumes. `depth`: how many times the
+    tiles are there."""
 
     name: str
     tiles: Sequence[tirx.Buffer]

@@ -85,11 +85,8 @@ def _may_count_from_the_end(func: tirx.PrimFunc) -> bool:
 
 
 def _least(value: tirx.PrimExpr | float, values: dict[tirx.Var, tirx.PrimExpr | float]) -> float:
-    """A lower bound in runs in which a program reads numbers above zero, and is given none below it.
-
-    Args:
-        values: of variables; those that were looked at become their lower bounds.
-    """
+    """A lower bound in runs in which a program reads numbers above zero, and is given none below it. `values`: of
+    variables; those that were looked at become their lower bounds."""
     if isinstance(value, int | float):
         return value
     if isinstance(value, tirx.IntImm):

@@ -51,11 +51,7 @@ def elected_of(call: ir.Call) -> int:
 
 @dataclass(frozen=True)
 class WarpIndex:
-    """The number of a lane, a warp or a warpgroup.
-
-    Attributes:
-        lanes: of a warp; `warps`, of a warpgroup.
-    """
+    """The number of a lane, a warp or a warpgroup. `lanes`: of a warp; `warps`, of a warpgroup."""
 
     lanes: int | None
     warps: int | None
@@ -67,11 +63,8 @@ class WarpIndex:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """An exchange within a warp.
-
-    Attributes:
-        lane: whose value a thread gets, by the kind of exchange; within groups of `width` lanes.
-    """
+    """An exchange within a warp. `lane`: whose value a thread gets, by the kind of exchange; within groups of `width`
+    lanes."""
 
     value: ir.PrimExpr
     lane: ir.PrimExpr
@@ -92,8 +85,7 @@ def brought_to(call: ir.Call) -> ir.PrimExpr:
 class ThreadReduction:
     """`T.tvm_thread_allreduce`.
 
-    Attributes:
-        takes_part: which threads bring their `values`; `results` are pointers, `over` indices of threads.
+    `takes_part`: which threads bring their `values`; `results` are pointers, `over` indices of threads.
     """
 
     values: tuple[ir.PrimExpr, ...]

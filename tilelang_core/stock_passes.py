@@ -50,7 +50,6 @@ class _End:
         self._name, self.module = name, None
 
     def run_after_pass(self, module: Any, info: Any) -> None:
-        """A pass has ended."""
         if str(info.name).endswith(self._name):
             self.module = module
             raise RuntimeError("the other passes are not needed")

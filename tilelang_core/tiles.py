@@ -284,8 +284,7 @@ class Scan:
 class Im2col:
     """`T.im2col`: patches of an image as rows.
 
-    Attributes:
-        settings: the steps of patches and of columns, kernel, stride, dilation, padding.
+    `settings`: the steps of patches and of columns, kernel, stride, dilation, padding.
     """
 
     image: ir.Call

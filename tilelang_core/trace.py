@@ -77,11 +77,8 @@ register_var_scope_frame(_NameScope)
 
 @contextlib.contextmanager
 def scoped(key: str, value: str, *, ends_names: bool) -> Iterator[None]:
-    """A region of the traced program: `AttrStmt(key, value)` around the statements inside.
-
-    Args:
-        ends_names: whether a use of a name after the region that binds it is an error of TileLang's.
-    """
+    """A region of the traced program: `AttrStmt(key, value)` around the statements inside. `ends_names`: whether a use
+    of a name after the region that binds it is an error of TileLang's."""
     builder = Builder.current()
     names = builder.with_frame(_NameScope()) if ends_names else contextlib.nullcontext()
     with names, builder.with_frame(attr_frame(None, key, value)):

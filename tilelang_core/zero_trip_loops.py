@@ -203,11 +203,7 @@ def _also(names: re.Pattern[str], name: str) -> re.Pattern[str]:
 
 
 class _Kernel:
-    """The lines of a kernel, as blocks.
-
-    Attributes:
-        added: insertions in front of a line, by its number.
-    """
+    """The lines of a kernel, as blocks. `added`: insertions in front of a line, by its number."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines

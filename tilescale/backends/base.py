@@ -107,8 +107,7 @@ class Lowered(Protocol):
         machine or the back end."""
 
     def compilations(self, options: dict[str, Any]) -> Sequence[Compilation]:
-        """The kernels that `build` compiles; `build` finds them in a cache once they are done. Collective, as `build`.
-        """
+        """The kernels that `build` compiles; then `build` finds them in a cache. Collective, as `build`."""
 
     def ahead(self, options: dict[str, Any]) -> Sequence[Compilation]:
         """Kernels of `compilations` that a rank knows without the other ranks. Not collective."""
@@ -184,8 +183,7 @@ def register(backend: Backend) -> None:
 
 def generator(machine: Machine) -> Backend:
     """The back end that generates text for a machine, whether or not it runs on this computer. Where there is none, the
-    first that generates any, whose error has the reason.
-    """
+    first that generates any, whose error has the reason."""
     able = [b for b in _BACKENDS if b.generates]
     return next((b for b in able if b.supports(machine)), able[0])
 

@@ -59,10 +59,8 @@ def compile_missing(compilations: Sequence[Compilation], number: int = 0, ranks:
 def run_in_processes(jobs: Sequence[Job], most: int, what: str | None = None) -> None:
     """Run jobs in up to `most` processes; with one, or with one job, in this one.
 
-    A failed job is silent: its user runs it again and gets the error.
-
-    Args:
-        what: a description of the jobs for a progress bar; None for no bar.
+    A failed job is silent: its user runs it again and gets the error. `what`: a description of the jobs for a progress
+    bar; None for no bar.
     """
     if min(most, len(jobs)) < 2:
         for job in jobs:
@@ -133,8 +131,7 @@ def _attempt(job: Job) -> None:
 
 def wait(jobs: Mapping[Running, int], what: str | None = None) -> None:
     """Wait until as many jobs of each run have ended. Processes are killed where none has ended for long, or this one
-    is interrupted.
-    """
+    is interrupted."""
     seen, since, has_given_up = 0, time.monotonic(), True
     try:
         with progress_bar(what or "", None if what else False, sum(jobs.values())) as advance:

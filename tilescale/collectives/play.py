@@ -17,11 +17,7 @@ Combine = Callable[[Sequence[Any]], Any]
 
 
 def play(plan: RoundSchedule, held: Sequence[dict[int, Any]], combine: Combine) -> None:
-    """Run all rounds.
-
-    Args:
-        held: for each unit, piece -> its value, updated in place.
-    """
+    """Run all rounds. `held`: for each unit, piece -> its value, updated in place."""
     for r in plan.rounds:
         _play(r, held, combine)
 

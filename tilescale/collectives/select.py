@@ -160,10 +160,7 @@ def moved(operation: str, name: str, units: int, nbytes: float, function: bool) 
 
 def members(extents: Mapping[str, int], level: str) -> tuple[int, ...]:
     """Numbers of the tensor-owning units of a launch that are, or are in, the first unit of each other level.
-
-    Args:
-        extents: units of each launched level down to the one that owns tensors, coarsest first.
-    """
+    `extents`: units of each launched level down to the one that owns tensors, coarsest first."""
     numbers = np.arange(math.prod(extents.values())).reshape(tuple(extents.values()))
     axis = list(extents).index(level)
     return tuple(map(int, numbers[tuple(slice(None) if i == axis else 0 for i in range(numbers.ndim))]))
@@ -171,10 +168,7 @@ def members(extents: Mapping[str, int], level: str) -> tuple[int, ...]:
 
 def numbering(machine: Machine, extents: Mapping[str, int], grid: Sequence[int] = ()) -> Sizes:
     """The sizes of a launch as `Machine.path` takes them: units of the coarsest level are numbered over the machine.
-
-    Args:
-        grid: its extents, the slowest axis first, where programs own tensors.
-    """
+    `grid`: its extents, the slowest axis first, where programs own tensors."""
     sizes: dict[str, int | tuple[int, ...]] = dict(list(extents.items())[1:])
     if grid:
         sizes[machine.program_level.name] = tuple(grid)

@@ -42,11 +42,8 @@ class _Unproven:
 
 
 class Admission:
-    """Admits members 1 to size - 1 of a job, each once.
-
-    Attributes:
-        is_over: no more members are admitted; a later one may try again, at the job that follows.
-    """
+    """Admits members 1 to size - 1 of a job, each once. `is_over`: no more members are admitted; a later one may try
+    again, at the job that follows."""
 
     def __init__(
         self,

@@ -31,12 +31,8 @@ _NVSHMEM = ("NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_PE_MAPPING", "NVSHMEM_
 
 @dataclass(frozen=True)
 class Adapters:
-    """The adapters of the ranks of a node.
-
-    Attributes:
-        ports: for each rank those next to its GPU, as libraries write them, e.g. ("mlx5_0:1",); () leaves the choice to
-            the libraries.
-    """
+    """The adapters of the ranks of a node. `ports`: for each rank those next to its GPU, as libraries write them, e.g.
+    ("mlx5_0:1",); () leaves the choice to the libraries."""
 
     ports: tuple[tuple[str, ...], ...] = ()
 

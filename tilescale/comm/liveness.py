@@ -20,11 +20,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class LivenessConnection:
-    """A rank's end: open as long as this rank and rank 0 live.
-
-    Attributes:
-        job: the nonce that rank 0 drew for the job.
-    """
+    """A rank's end: open as long as this rank and rank 0 live. `job`: the nonce that rank 0 drew for the job."""
 
     def __init__(self, address: tuple[str, int], key: JobKey, rank: int, timeout_s: float):
         """Connect to rank 0's `LivenessServer`.

@@ -13,11 +13,8 @@ from tilescale.comm.trust.key import JobKey
 
 
 class LivenessServer:
-    """Calls `on_cut(rank)`, in its thread, when a rank's end is closed, by `close` or by its death.
-
-    Attributes:
-        port: where it listens.
-    """
+    """Calls `on_cut(rank)`, in its thread, when a rank's end is closed, by `close` or by its death. `port`: where it
+    listens."""
 
     def __init__(self, host: str, key: JobKey, job: bytes, size: int, on_cut: Callable[[int], None]):
         """Listen at the address `host` alone, for the ranks of the job with this nonce. Raises OSError."""

@@ -31,11 +31,8 @@ _TOLD_WITHIN_S = 2.0
 
 
 def tells(team_of: Callable[..., Team | None]) -> Callable[[F], F]:
-    """Make a collective function notify the other ranks when it fails on this one.
-
-    Args:
-        team_of: takes the function's arguments, returns the ranks that call it; asked after a failure alone.
-    """
+    """Make a collective function notify the other ranks when it fails on this one. `team_of`: takes the function's
+    arguments, returns the ranks that call it; asked after a failure alone."""
 
     def wrapped(function: F) -> F:
         @wraps(function)

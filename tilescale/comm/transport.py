@@ -23,10 +23,7 @@ class Transport:
     """Names and values that every rank of the job sees, signed by the rank that wrote them.
 
     Every method raises the errors of a `StoreClient`; those that read raise ForgedMessageError for data that no rank of
-    this job has written.
-
-    Attributes:
-        client: the store, unsigned.
+    this job has written. `client`: the store, unsigned.
     """
 
     def __init__(self, client: StoreClient, key: JobKey, rank: int):

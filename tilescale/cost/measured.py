@@ -153,8 +153,7 @@ class Measured:
 
     @classmethod
     def load(cls, path: Path) -> Measured:
-        """The contents of a file. Raises UsageError: it cannot be read, or is not of this form; which file, and where.
-        """
+        """The contents of a file. Raises UsageError: not readable, or of another form; which file, and where."""
         try:
             text = read(path)
             if text.pop("format", None) != FORMAT:

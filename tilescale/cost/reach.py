@@ -22,10 +22,7 @@ SHARE = 0.1
 @lru_cache(maxsize=256)
 def linked(machine: Machine, sizes: tuple[tuple[str, int], ...]) -> int:
     """Number of consecutive units that own tensors and share one network: those of a node, where nodes have one.
-
-    Args:
-        sizes: units of each launched level, coarsest first; they are numbered row-major.
-    """
+    `sizes`: units of each launched level, coarsest first; they are numbered row-major."""
     level, used = machine.tensor_level.name, dict(sizes[1:])
     units, own = math.prod(n for _, n in sizes), [net.name for net in machine.networks if net.level == level]
     for peer in range(1, units):

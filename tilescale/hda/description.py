@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A machine's description: its levels, memory layers and networks by their names, and the counts, capacities, rates and
-capabilities that follow from it.
-"""
+capabilities that follow from it."""
 
 from __future__ import annotations
 

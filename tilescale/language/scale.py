@@ -75,8 +75,7 @@ def size(level: str) -> Any:
 
 
 class _Both(Sequence):
-    """A rank and a size that are bound to one name. Arithmetic with the pair is an error: `rank == 0` would be false.
-    """
+    """A rank and a size bound to one name. Arithmetic with the pair is an error: `rank == 0` would be false."""
 
     def __init__(self, both: tuple[Any, Any]):
         self._both = both

@@ -37,11 +37,7 @@ _STATIC, _GROUPS, _ROWS = (2, 4), (8, 9), (10, 11)
 _QUANTIZED, _WITH_NORM = (*_STATIC, *_GROUPS, *_ROWS), (_STATIC[1], _GROUPS[1], _ROWS[1])
 
 class AllReduceFusionWorkspace:
-    """The group of a fused all-reduce; the operators have the memory.
-
-    Attributes:
-        group: its name.
-    """
+    """The group of a fused all-reduce; the operators have the memory. `group`: its name."""
 
     backend = "tilescale"
 

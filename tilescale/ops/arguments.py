@@ -95,8 +95,7 @@ def as_moved(move: Callable[..., torch.Tensor], a: torch.Tensor, *given: Any) ->
 
 def as_numbers(a: torch.Tensor) -> torch.Tensor:
     """View the tensor in a type that can be moved: uint8 for types with few operations, real and imaginary parts for
-    complex.
-    """
+    complex."""
     if a.is_complex():
         return torch.view_as_real(a)
     return a.view(torch.uint8) if a.dtype in _AS_BYTES else a

@@ -21,10 +21,8 @@ from tilescale.ops.whole_tensors import is_split
 class Communicator:
     """Collectives of one group, from any thread, in and out of CUDA graphs.
 
-    No tensor has to be registered: inputs and results are anywhere in device memory.
-
-    Attributes:
-        disabled: whether the group has one rank, or ranks on several nodes; every result is then `None`.
+    No tensor has to be registered: inputs and results are anywhere in device memory. `disabled`: whether the group has
+    one rank, or ranks on several nodes; every result is then `None`.
     """
 
     def __init__(self, group: Any, device: Any = None, **options: Any):

@@ -58,11 +58,8 @@ def is_dtensor(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class DTensorPlacement:
-    """Placement of a DTensor, by which a shard becomes another DTensor.
-
-    Attributes:
-        spec: PyTorch's record of the other ones and the type, where a DTensor has it.
-    """
+    """Placement of a DTensor, by which a shard becomes another DTensor. `spec`: PyTorch's record of the other ones and
+    the type, where a DTensor has it."""
 
     mesh: Any
     placements: Any
@@ -72,7 +69,6 @@ class DTensorPlacement:
 
     @classmethod
     def of(cls, x: Any) -> DTensorPlacement:
-        """The placement of a DTensor."""
         return cls(x.device_mesh, x.placements, x.shape, x.stride(), x._spec)
 
     def made_of(self, shard: Any) -> Any:

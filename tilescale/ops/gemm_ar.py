@@ -131,8 +131,7 @@ _operator.register_autograd(_backward, saves="a b")
 
 
 def program(size: int, of: GemmSpec, blocks: int) -> Any:
-    """`sequential`, whose tiles are summed before they are stored, by `blocks` persistent blocks; 0: by one block each.
-    """
+    """`sequential`, whose tiles are summed before they are stored, by `blocks` persistent blocks; 0: one each."""
     move = Move("allreduce", ("C", "C"), carrier=COLLECTIVE, group=of.tiles.group, blocks=blocks or None)
     return scheduled(sequential(size, of), move)
 

@@ -18,11 +18,8 @@ from tilescale.ops import graph_patterns
 
 
 class OperatorFusion(CustomGraphPass):
-    """Inductor pass that replaces patterns by operators, after earlier custom passes.
-
-    Attributes:
-        before: the earlier pass, a list of passes, or None.
-    """
+    """Inductor pass that replaces patterns by operators, after earlier custom passes. `before`: the earlier pass, a
+    list of passes, or None."""
 
     def __init__(self, before: Any):
         self.before = before

@@ -36,12 +36,8 @@ NOT_A_MEMBER = -100
 
 def group_name(group: Group) -> str:
     """The name under which operators know a group. Raises ArgumentError: a mesh of several dimensions, or something
-    else.
-
-    Args:
-        group: a process group or its name, a DeviceMesh of one dimension (a slice, mesh["tp"]), or None for all ranks
-            of the job.
-    """
+    else. `group`: a process group or its name, a DeviceMesh of one dimension (a slice, mesh["tp"]), or None for all
+    ranks of the job."""
     if group is None or isinstance(group, str):
         return group or ""
     mesh: Any = group if is_mesh(group) else None

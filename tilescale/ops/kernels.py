@@ -28,11 +28,7 @@ Choice = tuple[Any, ...]
 
 
 class ChosenKernels:
-    """The kernels that a function chooses by types and shapes.
-
-    Attributes:
-        choice: the function.
-    """
+    """The kernels that a function chooses by types and shapes. `choice`: the function."""
 
     def __init__(self, choice: Callable[..., Choice]):
         self.choice = choice

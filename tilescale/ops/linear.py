@@ -284,8 +284,7 @@ def _gathered(x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch
 
 def _token_rows(x: torch.Tensor) -> torch.Tensor:
     """(..., tokens, features) as rows, those of a token together: then a rank's rows are contiguous among those of all
-    ranks. It is a copy unless memory has that order, and the tensor itself if there is one sequence.
-    """
+    ranks. It is a copy unless memory has that order, and the tensor itself if there is one sequence."""
     return x if x.shape[:TOKENS].numel() == 1 else x.movedim(TOKENS, 0).flatten(0, TOKENS)
 
 

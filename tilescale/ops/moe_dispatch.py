@@ -148,8 +148,7 @@ def _setup_combine(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 def _backward_combine(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """Gradients: dy = weights * dispatch(grad); dw = sum(y * dispatch(grad)) for each row; zero for rows without a
-    token.
-    """
+    token."""
     y, weights, *tables = ctx.saved_tensors
     places = tables[3].flatten().long()
     room = y.shape[0]

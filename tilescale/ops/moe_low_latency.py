@@ -46,8 +46,7 @@ def _takes_few(
 ) -> bool:
     """Whether the low-latency form is faster. Three grids become one, choices and tokens leave together, and GEMMs load
     fewer rows; but all tokens go to all ranks, every block counts the choices, and experts with more than `ROWS` rows
-    load their weights again. Experts have rows at random.
-    """
+    load their weights again. Experts have rows at random."""
     if is_split(machine, size):
         return False
     known, level, memory = in_force(machine), machine.tensor_level, machine.layer_for("global")

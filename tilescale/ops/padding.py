@@ -25,10 +25,8 @@ def padded(
     """a (M, K), weights (K, N), one bias and the scales of the columns of all weights, N and K as programs take them.
 
     Those that are given where N and K are so; else a weight is copied in each call, which a layer avoids by features
-    that are multiples of 8, or of 16 in float8.
-
-    Args:
-        multiple: what N and K have to be a multiple of, in addition to what their type asks for.
+    that are multiples of 8, or of 16 in float8. `multiple`: what N and K have to be a multiple of, in addition to what
+    their type asks for.
     """
     unit = max(2 * MULTIPLE if a.dtype in SCALED else MULTIPLE, multiple)
     widths, K = [w.shape[1] for w in weights], a.shape[1]

@@ -137,7 +137,6 @@ class GemmSpec:
 
     @property
     def b_dtype(self) -> str:
-        """The type of b."""
         return self.other or self.dtype
 
     @property

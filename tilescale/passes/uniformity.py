@@ -95,12 +95,8 @@ class _Loop:
 
 
 class Uniformity:
-    """Uniformity levels of the values of a phase, from the first statement to the last.
-
-    Attributes:
-        together: of the `while` loops and the statements with an atomic load, those whose value all threads of a unit
-            share.
-    """
+    """Uniformity levels of the values of a phase, from the first statement to the last. `together`: of the `while`
+    loops and the statements with an atomic load, those whose value all threads of a unit share."""
 
     def __init__(self, launch: Launch, machine: Machine):
         self._machine, self._program = machine, machine.program_level

@@ -92,11 +92,7 @@ def used_parameters(program: Program) -> frozenset[int]:
 
 def check_present(program: Program, values: Sequence[Any], outputs: Sequence[int] = ()) -> None:
     """Check that a call passes all tensors that the program uses; other tensors may be None, as in TileLang. Raises
-    ArgumentError: None for a tensor that the program uses.
-
-    Args:
-        outputs: positions that the call fills.
-    """
+    ArgumentError: None for a tensor that the program uses. `outputs`: positions that the call fills."""
     absent = {i for i, value in enumerate(values) if value is None} - set(outputs)
     missing = absent & used_parameters(program) if absent else absent
     if missing:

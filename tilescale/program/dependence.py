@@ -135,10 +135,7 @@ class Dependence:
         that it, or another access, reads. This covers the signallers' effects before their signals, and effects that
         they observed through waits and barriers. A flag that no statement of the program updates, and any flag of a
         program with unknown statements, orders all of device memory. A barrier or collective orders all accesses of all
-        statements.
-
-        Args:
-            call: of `tilescale.wait`, a barrier or a collective, in terms of this program.
+        statements. `call`: of `tilescale.wait`, a barrier or a collective, in terms of this program.
         """
         made = operation(call)
         if isinstance(made, Wait):
@@ -205,11 +202,8 @@ class Dependence:
         Guaranteed: a copy that precedes the signal, or shares a loop with it, and is not in the result, may still be in
         flight when the flag changes: no unit that observes the flag, directly or through others, touches its target or
         writes its source. A copy with this signal is in the result. Operations of a copy queue are not: their own flags
-        signal their end.
-
-        Args:
-            signal: a call of `tilescale.signal` or `tilescale.copy` in terms of this program. One that is not found in
-                it publishes all.
+        signal their end. `signal`: a call of `tilescale.signal` or `tilescale.copy` in terms of this program. One that
+        is not found in it publishes all.
         """
         mine = next((s for s in self.steps if isinstance(s.stmt, ir.Evaluate) and s.stmt.value.same_as(signal)), None)
         deferred = [s for s in self.steps if s.effects.completes is Completion.DEFERRED]

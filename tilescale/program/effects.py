@@ -69,11 +69,8 @@ class Access:
 
 @dataclass(frozen=True)
 class Release:
-    """An update of a flag that releases what its unit did before.
-
-    Attributes:
-        value: the operand of the update, by `op`; None for the 1 that a collective adds.
-    """
+    """An update of a flag that releases what its unit did before. `value`: the operand of the update, by `op`; None for
+    the 1 that a collective adds."""
 
     flag: Access
     value: ir.PrimExpr | None
@@ -91,12 +88,8 @@ class Acquire:
 
 @dataclass(frozen=True)
 class Synchronization:
-    """A barrier or collective of a level: all its units come to it.
-
-    Attributes:
-        all_arrived: whether each unit knows on return that all have arrived; after a broadcast only the root's
-            arrival is known.
-    """
+    """A barrier or collective of a level: all its units come to it. `all_arrived`: whether each unit knows on return
+    that all have arrived; after a broadcast only the root's arrival is known."""
 
     level: str
     all_arrived: bool
@@ -220,10 +213,7 @@ class ProgramNames:
 
     def effects(self, stmt: ir.Stmt, *, on_device: bool = False) -> Effects:
         """Effects of a statement itself, without the statements inside it: for a loop, the reads of its extent.
-
-        Args:
-            on_device: whether it is in a phase of units that own a copy queue (`asynchronous.owns_a_queue`).
-        """
+        `on_device`: whether it is in a phase of units that own a copy queue (`asynchronous.owns_a_queue`)."""
         known = self._effects.get((stmt, on_device))
         if known is None:
             known = self._effects[stmt, on_device] = self._effects_of(stmt, on_device)

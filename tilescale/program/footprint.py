@@ -37,7 +37,6 @@ class PeakFootprint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all."""
         return sum(self.tiles.values())
 
 
@@ -140,11 +139,8 @@ def _directly(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
 
 
 def held(phase: GridPhase, launch: Launch, names: ProgramNames, machine: Machine, added: int = 0) -> int:
-    """Programs of a grid that one tensor-owning unit holds at once; 0 if not even one fits.
-
-    Args:
-        added: bytes of fragments that a program gets in addition.
-    """
+    """Programs of a grid that one tensor-owning unit holds at once; 0 if not even one fits. `added`: bytes of fragments
+    that a program gets in addition."""
     program = machine.program_level
     if program.count is not None and not program.virtual:
         return program.count

@@ -11,11 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Mesh:
-    """Units of several levels.
-
-    Attributes:
-        sizes: units of each level inside one of the level before, coarsest first.
-    """
+    """Units of several levels. `sizes`: units of each level inside one of the level before, coarsest first."""
 
     sizes: tuple[tuple[str, int], ...]
 

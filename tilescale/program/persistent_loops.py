@@ -27,11 +27,8 @@ ROLES = "warp-specialization"
 
 @dataclass(frozen=True)
 class LoopIteration:
-    """One iteration of a persistent loop.
-
-    Attributes:
-        after: the statements after the pipelined loop that compute the tile; `epilogue`: those that follow them.
-    """
+    """One iteration of a persistent loop. `after`: the statements after the pipelined loop that compute the tile;
+    `epilogue`: those that follow them."""
 
     after: tuple[ir.Stmt, ...]
     epilogue: tuple[ir.Stmt, ...]

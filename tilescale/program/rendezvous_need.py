@@ -80,10 +80,8 @@ def needs_rendezvous_at_exit(
     Guaranteed, if not: every access of a device to another one's memory is ordered before the end of the call there. It
     is followed by a barrier or collective of all devices on every path to the end; or it has a signal whose flag is
     zero when the call begins, and the other device waits until all signals to that flag have arrived; or it precedes
-    such an access to the same device, and is complete before that signal.
-
-    Args:
-        sizes: units of each launched level, where the program leaves them open.
+    such an access to the same device, and is complete before that signal. `sizes`: units of each launched level, where
+    the program leaves them open.
     """
     graph = Dependence(program, machine)
     if graph.is_opaque and program.extents:

@@ -43,11 +43,7 @@ def waits_across(
     phase: GridPhase, launch: Launch, program: Program, machine: Machine, sizes: Mapping[str, int]
 ) -> Location | None:
     """Location at which a program of the grid waits for others of the same grid; None if none does. That of the launch
-    for a statement without one, which no user wrote.
-
-    Args:
-        sizes: units of each launched level.
-    """
+    for a statement without one, which no user wrote. `sizes`: units of each launched level."""
     found = _waiting(phase, launch, program, machine, sizes)
     return None if found is None else location(found, "waits here") or launch.where
 

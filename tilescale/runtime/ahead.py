@@ -138,8 +138,7 @@ def is_dry() -> bool:
 
 def also_needed(find: Finder, *given: Any) -> None:
     """In a dry run, add kernels that later runs need, or a part of this one that the dry run does not reach: those that
-    `find(*given)` returns.
-    """
+    `find(*given)` returns."""
     if _needed is not None:
         _needed.later[find, given] = None
 

@@ -54,11 +54,8 @@ def place_arguments(program: Program, outputs: Sequence[int], given: Sequence[An
 
 
 class KernelOutputs:
-    """The outputs of a program: new tensors for each call.
-
-    Attributes:
-        positions: of their parameters, in the order in which they are returned.
-    """
+    """The outputs of a program: new tensors for each call. `positions`: of their parameters, in the order in which they
+    are returned."""
 
     def __init__(self, program: Program, positions: Sequence[int], device: str):
         self.positions = positions

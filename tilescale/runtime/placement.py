@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Placement of arguments: that of a DTensor must match the view of the parameter, and tensors that peers reach are
-in symmetric memory on GPUs, or each call copies them in and out.
-"""
+in symmetric memory on GPUs, or each call copies them in and out."""
 
 from __future__ import annotations
 

@@ -11,11 +11,8 @@ from tilescale.errors import UsageError
 
 
 class SimulatedProfiler(stock.Profiler):
-    """A profiler whose clock is the simulation's.
-
-    Attributes:
-        simulated_s: seconds that a call on arguments like these takes on the machine; None at positions of outputs.
-    """
+    """A profiler whose clock is the simulation's. `simulated_s`: seconds that a call on arguments like these takes on
+    the machine; None at positions of outputs."""
 
     simulated_s: Callable[[list[Any]], float]
     supply: Callable[[Any], Any]

@@ -43,11 +43,8 @@ def moments_of(words: Sequence[int], count: int) -> list[list[Moment]]:
 def timeline_of(
     blocks: Sequence[Sequence[Moment]], sites: Sequence[tuple[str, Location | None]], title: str
 ) -> Timeline:
-    """Waits, signals, and what blocks did in between: it has the name of the wait or signal at its end.
-
-    Args:
-        sites: the name and the line of each wait and signal.
-    """
+    """Waits, signals, and what blocks did in between: it has the name of the wait or signal at its end. `sites`: the
+    name and the line of each wait and signal."""
     rate = _nanoseconds(blocks)
     spans = sorted((s for n, block in enumerate(blocks) for s in _spans(n, block, rate, sites)), key=lambda s: s.end_s)
     begin = min((span.begin_s for span in spans), default=0.0)

@@ -124,10 +124,7 @@ class TileCache:
     """Tiles in the cache in front of a tensor-owning unit's memory: those touched last, as far as they fit.
 
     Programs that run at the same time read the same tile at about the same time, in any order of recording; so a
-    touched tile stays while `together` more of them start.
-
-    Attributes:
-        history: the same for caches with the same past.
+    touched tile stays while `together` more of them start. `history`: the same for caches with the same past.
     """
 
     def __init__(self, capacity: int, together: int):

@@ -179,7 +179,6 @@ class TaskLog:
         self.task.steps.append(launch)
 
     def begins(self, unit: str) -> TaskLog:
-        """The log of a task that this one makes."""
         self._load()
         side = TaskLog(RecordedTask(unit, self.task.row), self)
         if isinstance(self.family, LaunchStep) and self.family.alike:

@@ -23,11 +23,8 @@ ROUNDING = 1e-12
 
 
 class EventQueue:
-    """The event queue. Events of the same moment happen in the order in which they were announced.
-
-    Attributes:
-        now: simulated seconds.
-    """
+    """The event queue. Events of the same moment happen in the order in which they were announced. `now`: simulated
+    seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -49,10 +46,8 @@ class SharedResource:
     """A resource that does one second of work in a second, shared by its concurrent users.
 
     Its own clock counts the work that a user of weight 1 has received: a user that needs `seconds` is done when the
-    clock has advanced by `seconds / weight`. So arrivals and departures change nothing for the other users.
-
-    Attributes:
-        busy_s: work requested until now.
+    clock has advanced by `seconds / weight`. So arrivals and departures change nothing for the other users. `busy_s`:
+    work requested until now.
     """
 
     __slots__ = ("_due", "_events", "_jobs", "_order", "_plan", "_since", "_weight", "_work", "busy_s")

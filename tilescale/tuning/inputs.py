@@ -38,7 +38,6 @@ class Supplied:
     dtype: torch.dtype
 
     def torch_dtype(self) -> torch.dtype:
-        """`dtype`."""
         return self.dtype
 
 

@@ -118,11 +118,8 @@ def here(machine: Machine, units: int | None = None) -> TimeSource:
 
 def simulated_us(func: ir.PrimFunc, machine: Machine, shapes: Sequence[Any] | None = None) -> float:
     """Simulated microseconds of a program on a machine, with the numbers that were measured here if there are some.
-    Raises ArgumentError, NoDataError, UnsupportedError, ...: as `tilescale.emulate` without data.
-
-    Args:
-        shapes: arguments of a unit, tensors of any device, where the program leaves extents open.
-    """
+    Raises ArgumentError, NoDataError, UnsupportedError, ...: as `tilescale.emulate` without data. `shapes`: arguments
+    of a unit, tensors of any device, where the program leaves extents open."""
     args = None if shapes is None else _arguments(func, machine, shapes)
     return backends.simulated_us(func, args, machine=in_force(machine))
 

@@ -117,7 +117,6 @@ class Heat:
         return f"{self.work} {'x'.join(map(str, self.shape))} {self.dtype}, {self.gpus} GPU, {self.mode}"
 
     def is_of(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row is of this heat."""
         return same_work(row, {key: getattr(self, key) for key in WORK} | {"shape": list(self.shape)})
 
 

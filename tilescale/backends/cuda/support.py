@@ -137,7 +137,6 @@ class PlainLowered:
         return explained(self.program.func, lambda func: self._text(func, options), where)
 
     def compilations(self, options: dict[str, Any]) -> list[stock.KernelCompilation]:
-        """Its only kernel."""
         given = {k: v for k, v in options.items() if v is not None and k not in ("wait_s", "timeline")}
         return [stock.KernelCompilation(self.program.func, options=given)]
 

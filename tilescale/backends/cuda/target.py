@@ -11,8 +11,7 @@ from tilescale.hda import Machine
 
 def has_gpu() -> bool:
     """Whether there is a GPU. In a process forked after the first use of CUDA, where the driver finds none: whether the
-    parent has one.
-    """
+    parent has one."""
     return torch.cuda._is_in_bad_fork() or torch.cuda.is_available()
 
 

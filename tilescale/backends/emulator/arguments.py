@@ -79,8 +79,7 @@ def _without_data(
     compiler: Compiler, parameter: Parameter, buffer: ir.Buffer, value: Any, rank: int, keeps: bool
 ) -> np.ndarray:
     """An array of the argument's shape without data. Assumed values have data, and those that the run `keeps` (flags):
-    a copy of the argument, or zeros.
-    """
+    a copy of the argument, or zeros."""
     declared = str(buffer.dtype)
     dtype = numpy_dtype(element_type(declared))
     shape = (*shape_of(parameter, value), *lane_axis(declared))

@@ -48,11 +48,7 @@ _LONGEST_S = 20.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """A change of the program, or of its arguments.
-
-    Attributes:
-        zeroed: parameters of flags that are cleared before the call.
-    """
+    """A change of the program, or of its arguments. `zeroed`: parameters of flags that are cleared before the call."""
 
     text: str
     func: ir.PrimFunc
@@ -158,8 +154,7 @@ def _waits_before(
 
 
 def _alike(race: Race, early: Access, late: Access) -> tuple[Access, Access] | None:
-    """Pair the accesses of a rerun's race with `early` and `late`, if they are of the same two statements; else None.
-    """
+    """Pair the accesses of a rerun's race with `early` and `late`, if they are of the same statements; else None."""
     for one, other in ((race.first, race.second), (race.second, race.first)):
         if (one.home.where, other.home.where) == (early.home.where, late.home.where):
             return one, other

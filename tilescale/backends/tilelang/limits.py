@@ -95,8 +95,7 @@ def _hint(product: Gemm, threads: int) -> str:
 
 def _of_units(program: Program, machine: Machine) -> Iterator[tuple[ir.Stmt, int, Location | None]]:
     """Operations and parallel loops of programs, each with its line and the threads of the unit that executes it, where
-    these are known.
-    """
+    these are known."""
     for phase, launch in phases(program.body):
         if isinstance(phase, GridPhase) and launch is not None:
             for stmt, threads in _inside(phase.stmt, launch, launch.thread_count, machine):

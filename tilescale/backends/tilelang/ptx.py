@@ -16,8 +16,7 @@ BULK_BYTES = 16
 
 BOX_EXTENT, BOX_DIMENSIONS = 256, 5
 """Maximum number of elements along a dimension of a bulk copy's box, and of dimensions (CUDA driver API,
-cuTensorMapEncodeTiled).
-"""
+cuTensorMapEncodeTiled)."""
 
 REGISTER_BYTES = 4
 

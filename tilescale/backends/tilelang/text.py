@@ -33,7 +33,6 @@ REWRITES = one_array_each, whole_vectors, wait_for_gemms, called_wgmmas, without
 
 
 def check_of(kernel: LoweredKernel, program: Program, machine: Machine) -> KernelCheck:
-    """The checks of the text of one kernel of a program."""
     return KernelCheck.of(program.name, written_by_peers(program), kernel, machine)
 
 

@@ -25,10 +25,7 @@ _MOST_DESCRIPTORS = 8  # in a message that is not ours; all have to be received 
 
 
 class Mailbox:
-    """A socket where other processes of the same user can leave one descriptor each.
-
-    Attributes:
-        name: of the socket; for `send`.
+    """A socket where other processes of the same user can leave one descriptor each. `name`: of the socket; for `send`.
     """
 
     def __init__(self) -> None:

@@ -46,8 +46,7 @@ class HostProvider(MappedHeap):
     def open(
         cls, group: HeapGroup, device: torch.device, hosts: int, capacity: int, call: CollectiveCall
     ) -> HostProvider:
-        """An empty heap. Raises UnsupportedError: several ranks on a system where they cannot hand each other memory.
-        """
+        """An empty heap. Raises UnsupportedError: several ranks where they cannot hand each other memory."""
         if group.size > 1 and not hasattr(socket, "SO_PEERCRED"):
             raise UnsupportedError(
                 "symmetric tensors of several ranks need Linux, whose processes hand each other memory",

@@ -36,8 +36,7 @@ def seal(key: JobKey, name: str, rank: int, payload: bytes | memoryview) -> byte
 
 def unseal(key: JobKey, name: str, data: bytes) -> list[SignedRecord]:
     """Verify and split the records stored under `name`. Raises ForgedMessageError if no rank of this job has written
-    them.
-    """
+    them."""
     view, records = memoryview(data), []
     while view:
         if len(view) < _BEGIN:

@@ -112,11 +112,8 @@ class AccessMaps:
         return any(a.root.same_as(root) for a in self.names.all_effects(stmt).accesses)
 
     def find(self, phase: GridPhase, launch: Launch, rows: Partition, *, looks_up: bool = False) -> TensorUse:
-        """Analyse the accesses of a phase to a tensor: its rows as a function of the tile.
-
-        Args:
-            looks_up: whether rows may be selected by values in memory.
-        """
+        """Analyse the accesses of a phase to a tensor: its rows as a function of the tile. `looks_up`: whether rows may
+        be selected by values in memory."""
         return _Descent(self, phase, launch, rows, looks_up).use()
 
     def values(
@@ -124,12 +121,8 @@ class AccessMaps:
     ) -> Iterator[tuple[Any, Any, Any]]:
         """For each iteration of the loops around a use: its first row, the end of its rows, and whether it happens;
         each an array over the programs of the grid, in the order in which they start. Raises Declined: they are not
-        known before the launch.
-
-        Args:
-            likely: assume zero for numbers in memory, one iteration for loops that depend on them, and taken branches.
-                Assumptions suffice for a choice, not for a proof.
-        """
+        known before the launch. `likely`: assume zero for numbers in memory, one iteration for loops that depend on
+        them, and taken branches. Assumptions suffice for a choice, not for a proof."""
         grid = self.grid(use.launch, ranks)
         try:
             places = replace(grid, loaded=0) if likely else grid

@@ -74,11 +74,8 @@ class ArrivalReduce:
         return tir.region(buffer, places, [*[1] * leading, *rows.of_tile(*shape)], "w")
 
     def added(self, rank: Any, row: Any, column: Any, own: ir.Call, part: ir.Buffer, total: ir.Buffer) -> ir.Stmt:
-        """A tile of all units combined: the first one's part is the total, the others' go to it.
-
-        Args:
-            own: where the unit's own part of the tile is.
-        """
+        """A tile of all units combined: the first one's part is the total, the others' go to it. `own`: where the
+        unit's own part of the tile is."""
         shape, unit = [ir.integer(n) for n in part.shape], ir.Var("unit", "int32")
         rows = self.chunks.of
         sent = tir.region(self.inbox, [unit, *rows.spot(row, column)], [1, *rows.of_tile(*shape)], "r")
@@ -100,11 +97,8 @@ class ArrivalReduce:
 
 
 def sum_of(arrivals: ArrivalReduce, rewriter: LaunchRewriter, after: Callable[[Any], list[ir.Stmt]]) -> GridPhase:
-    """The phase. Raises Declined: extents are known at launch only.
-
-    Args:
-        after: statements after the store of a tile, from the tile's first row.
-    """
+    """The phase. Raises Declined: extents are known at launch only. `after`: statements after the store of a tile, from
+    the tile's first row."""
     launch, rows = rewriter.launch, arrivals.chunks.of
     if ir.constants((*rows.buffer.shape, *launch.grid)) is None:
         raise Declined("a separate grid needs extents that are known before the launch", launch.where)

@@ -24,12 +24,9 @@ MOST_APART = 4
 
 @dataclass(frozen=True)
 class RowChunks:
-    """The rows of a tensor in chunks: `each` chunks a part, of `rows` rows, the last one of the remainder.
-
-    Attributes:
-        most: flags of a part where its rows are known at launch only; None: as many as it has chunks. One flag is for
-            all rows of a part.
-    """
+    """The rows of a tensor in chunks: `each` chunks a part, of `rows` rows, the last one of the remainder. `most`:
+    flags of a part where its rows are known at launch only; None: as many as it has chunks. One flag is for all rows of
+    a part."""
 
     of: Partition
     rows: int
@@ -60,7 +57,6 @@ class RowChunks:
             yield self.number(begin), self.number(end - 1), runs
 
     def count(self, chunk: Any) -> Any:
-        """Rows of a chunk."""
         if self.most == 1:
             return self.of.height
         if ir.constant(self.of.height % self.rows) == 0:
@@ -71,10 +67,7 @@ class RowChunks:
         self, level: str, make: Callable[[Any, Any, Any], ir.Stmt], order: TileOrder | None = None
     ) -> list[ir.Stmt]:
         """Statements of a unit for each other unit, and each chunk: made of its rank, the other's, and the chunk.
-
-        Args:
-            order: of the other units; the next one first if left out.
-        """
+        `order`: of the other units; the next one first if left out."""
         every = lambda rank, peer: self.all(lambda chunk: make(rank, peer, chunk))  # noqa: E731
         return to_others(level, self.of.parts, every, order)
 
@@ -158,11 +151,8 @@ class RowChunks:
 def to_others(
     level: str, parts: int, make: Callable[[Any, Any], ir.Stmt], order: TileOrder | None = None
 ) -> list[ir.Stmt]:
-    """Statements of a unit for each other unit of `parts`: made of its rank and the other's.
-
-    Args:
-        order: of the other units; the next one first if left out.
-    """
+    """Statements of a unit for each other unit of `parts`: made of its rank and the other's. `order`: of the other
+    units; the next one first if left out."""
     if parts == 1:
         return []
     order, step, (rank, rank_is) = order or DepartureOrder(), ir.Var("step", "int32"), rank_of(level)

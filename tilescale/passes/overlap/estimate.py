@@ -137,11 +137,7 @@ class RowTransport:
     def held(self, work: TileWork, everywhere: bool) -> TileWork:
         """The cost of a grid whose programs send remote tiles themselves, and stay resident until these are sent: the
         link takes one after the other, so that those that share a place are not done together, and read while others
-        send.
-
-        Args:
-            everywhere: whether they send their sums of local tiles, too.
-        """
+        send. `everywhere`: whether they send their sums of local tiles, too."""
         sent = self.queue.seconds((1 + everywhere) * (self.parts - 1) * self.height * self.row_bytes, starts=0)
         read = work.tiles * work.streamed / work.waves - work.waits
         return replace(work, tile=max(work.tile, read) + sent / work.waves, streamed=0.0, each=1)
@@ -187,10 +183,7 @@ def gathered_across(travel: RowTransport, chunk: int, work: TileWork) -> float:
 
 def sliced(travel: RowTransport, slices: int, work: TileWork, begin: float = 0.0) -> float:
     """Seconds until a grid ends whose tiles all run at once and iterate over slices of columns as these arrive.
-
-    Args:
-        begin: as for `gathered`.
-    """
+    `begin`: as for `gathered`."""
     each = travel.network.latency + travel.queue.seconds(travel.height * travel.row_bytes // slices, starts=0)
     last_shard = begin + each * ((travel.parts - 2) * slices + 1 + np.arange(slices))
     multiplied = float(np.max(last_shard + work.tile * (1 - np.arange(slices) / slices)))
@@ -201,11 +194,8 @@ def exchanged(
     travel: RowTransport, chunk: int, made: TileWork | None, read: TileWork | None, *, in_place: bool = False
 ) -> float:
     """Seconds until a grid is done that processes the parts of an all-to-all as they arrive, after a grid that makes
-    remote parts first, which are sent when complete; either grid may be missing.
-
-    Args:
-        in_place: whether the local part is stored in its final location.
-    """
+    remote parts first, which are sent when complete; either grid may be missing. `in_place`: whether the local part is
+    stored in its final location."""
     each = -(-travel.height // chunk)
     chunks = travel.parts * each
     ends = np.zeros(chunks) if made is None else made.made(chunks)
@@ -290,11 +280,7 @@ def _added_behind(travel: RowTransport, chunk: int, work: TileWork, arrived: lis
 def _gone(travel: RowTransport, chunk: int, made: np.ndarray, begin: float = 0.0) -> list[float]:
     """When each chunk of some parts has arrived, of those that leave one after the other once they are made. A queue
     that waits for a flag begins only then, so that the start-up of each counts; what programs send is there when they
-    are done.
-
-    Args:
-        begin: when the queue is free.
-    """
+    are done. `begin`: when the queue is free."""
     if travel.by_tiles:
         return [ready + 2 * travel.network.latency for ready in made.tolist()]  # of a tile, and of its signal
     now, found = begin, []
@@ -340,11 +326,8 @@ def choose_rows(
     maker: TensorUse | None = None,
 ) -> int:
     """Rows of a chunk of a collective whose producer grid, or whose first consumer grid, it overlaps; records the
-    estimate in the move.
-
-    Args:
-        seconds: until these grids end, from the rows of a chunk, and the cost of both; None for one that is missing.
-    """
+    estimate in the move. `seconds`: until these grids end, from the rows of a chunk, and the cost of both; None for one
+    that is missing."""
     level, near = site.made.level, [use for use in (*readers[:1], maker) if use is not None]
     if uses.symbolic:
         return align(move, [*near, *readers[1:]])

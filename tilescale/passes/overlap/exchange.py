@@ -233,8 +233,7 @@ def _made(found: _SplitAllToAll, maker: TensorUse) -> ir.Stmt:
 def _departing(
     found: _SplitAllToAll, maker: TensorUse, chunks: RowChunks, here: ir.Buffer, rewriter: LaunchRewriter, move: Move
 ) -> None:
-    """Insert the copies before the grid that writes their sources, signals in that grid, and the local copy after it.
-    """
+    """Insert the copies before the grid that writes their sources, signals in it, and the local copy after it."""
     sent, level, stmt = found.sent, found.level, found.site.stmt
     made = RowChunks(sent, chunks.rows, chunks.most)
     done = rewriter.alloc_flags(f"{sent.buffer.name}_done", made.shape)

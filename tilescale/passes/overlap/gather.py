@@ -229,11 +229,8 @@ def rows_of(site: CollectiveSite, uses: AccessMaps, *, by_columns: bool = False)
 
 
 def _started(gather: _SplitGather, *, in_place: bool) -> list[ir.Stmt]:
-    """The gather, started on the copy queue.
-
-    Args:
-        in_place: whether the device itself copies the local part into the result before.
-    """
+    """The gather, started on the copy queue. `in_place`: whether the device itself copies the local part into the
+    result before."""
     made, rows, flags = gather.site.made, gather.rows, gather.flags
     rank, rank_is = rank_of(made.level)
     home = copy(made.source, gather.part(rank, 0, rows.height))

@@ -37,17 +37,13 @@ class CollectiveSite:
 
     @property
     def name(self) -> str:
-        """Name of the collective."""
         return self.made.name
 
 
 @dataclass(frozen=True)
 class ShiftSite:
-    """Copies of a device phase to peers that are done in order, one after the other.
-
-    Attributes:
-        stmts: the copies, and `made` their typed views.
-    """
+    """Copies of a device phase to peers that are done in order, one after the other. `stmts`: the copies, and `made`
+    their typed views."""
 
     stmts: tuple[ir.Stmt, ...]
     made: tuple[Copy, ...]
@@ -111,11 +107,7 @@ def _name(region: ir.Call) -> str:
 
 def check(site: CollectiveSite, mine: ProgramStep, graph: Dependence, own: Iterable[ir.Var]) -> None:
     """Check the conditions of every overlapped collective. Raises Declined: it cannot be proven that only its flags
-    matter.
-
-    Args:
-        own: flags of earlier overlapped collectives.
-    """
+    matter. `own`: flags of earlier overlapped collectives."""
     where = location(site.stmt)
     if mine.around:
         raise Declined("it is in a loop or a branch", where)

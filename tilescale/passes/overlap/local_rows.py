@@ -46,10 +46,7 @@ def split_by_source(
     use: TensorUse, sites: Sequence[CollectiveSite], rewriter: LaunchRewriter, raster: Raster
 ) -> GridPhase:
     """The grid of a use in the order of arrival: programs of local rows, which read the sources, then the others.
-
-    Args:
-        rewriter: changes of the others.
-    """
+    `rewriter`: changes of the others."""
     parts = use.rows.parts
     part, (rank, rank_is) = raster.axes[-1], rank_of(sites[0].made.level)
     rewriter.grid = raster.grid(parts)

@@ -63,12 +63,10 @@ class LoopContext:
 
     @property
     def variables(self) -> list[ir.Var]:
-        """Variables of the loops."""
         return [loop.stmt.loop_var for loop in self.loops]
 
     @property
     def extents(self) -> list[int]:
-        """Extents of the loops."""
         return [ir.integer(loop.stmt.extent) for loop in self.loops]
 
     def values(self) -> Iterator[dict[ir.Var, int]]:

@@ -85,11 +85,8 @@ class Raster:
     def changed(
         self, phase: GridPhase, rewriter: LaunchRewriter, before: Sequence[ir.Stmt], owner: Owner, parts: int = 1
     ) -> GridPhase:
-        """A grid with all that `rewriter` changes in it, whose programs have these tiles of all parts.
-
-        Args:
-            before: statements in front of these tiles.
-        """
+        """A grid with all that `rewriter` changes in it, whose programs have these tiles of all parts. `before`:
+        statements in front of these tiles."""
         rewriter.grid = self.grid()
         make = lambda stmt: tir.sequence([*before, self.arm(rewriter.statement(stmt), owner, 0, parts)])  # noqa: E731
         return GridPhase(inside(phase.stmt, set(self.axes), make))

@@ -81,7 +81,6 @@ class LaunchRewriter:
         self.phases.append((phase, (before, *parts, after)))
 
     def apply(self) -> ir.PrimFunc:
-        """Return the rewritten function."""
         notes = dict(self.launch.notes)
         if self.flags:
             notes[FLAGS] = {**dict(notes.get(FLAGS, {})), **{var: ir.IntImm("int32", 1) for var in self.flags}}

@@ -391,11 +391,7 @@ def _add_up(
 def _back(
     scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewriter, summed: ir.Buffer, count: Count
 ) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
-    """Copies of this unit's sums to all others, and waits for theirs.
-
-    Args:
-        count: tiles of a chunk, which `summed` counts.
-    """
+    """Copies of this unit's sums to others, and waits for theirs. `count`: tiles of a chunk, which `summed` counts."""
     rows, level = scatter.rows, scatter.level
     back = rewriter.alloc_flags(f"{rows.buffer.name}_back", chunks.shape)
 

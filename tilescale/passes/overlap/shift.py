@@ -56,11 +56,7 @@ def overlap_shift(
     site: ShiftSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, move: Move, own: set[ir.Var]
 ) -> ir.PrimFunc:
     """The program with a shift overlapped with the grids before it; `move` records the choice. Raises Declined: it
-    stays unchanged.
-
-    Args:
-        own: flags that overlapped collectives before it brought in.
-    """
+    stays unchanged. `own`: flags that overlapped collectives before it brought in."""
     if not mine.on_device:
         raise Declined(f"{one(graph.machine.tensor_level.name)} has no copy queue", location(site.stmt))
     shift = _found(site)

@@ -42,7 +42,6 @@ class ColumnSlices:
         return columns // self.each
 
     def all(self, make: Callable[[Any], ir.Stmt]) -> ir.Stmt:
-        """A statement for each slice."""
         number = ir.Var("number", "int32")
         return ir.For(number, 0, self.each, ir.ForKind.SERIAL, make(number))
 

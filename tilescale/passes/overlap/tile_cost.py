@@ -51,11 +51,7 @@ class TileWork:
     @classmethod
     def of(cls, use: TensorUse, uses: AccessMaps, level: str, added: int = 0) -> TileWork:
         """Cost of the grid of a use: a tile is an iteration of a program that reaches the use. Raises Declined: how
-        many there are is known at launch only.
-
-        Args:
-            added: bytes of fragments that the grid's programs get in addition.
-        """
+        many there are is known at launch only. `added`: bytes of fragments that the grid's programs get in addition."""
         machine = uses.machine
         repeats = uses.repeats(use, level)
         rounds = [repeats * int(np.sum(runs)) for _, _, runs in uses.values(use, uses.ranks(level, 0), likely=True)]
@@ -103,8 +99,7 @@ class TileWork:
         return np.maximum(ends, read + self.waits)
 
     def _shared(self, begin: np.ndarray) -> np.ndarray:
-        """When tiles are done that are resident at the same time: those that share a place, and have begun, together.
-        """
+        """When tiles are done that are resident at once: those that share a place, and have begun, together."""
         step, done = self.at_once, begin + self.tile + self.waits
         levels = [slice(first, first + step) for first in range(0, len(begin), step)]
         for before, level in itertools.pairwise(levels):

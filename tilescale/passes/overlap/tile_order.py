@@ -29,11 +29,8 @@ from tilescale.program.operations import Rank, operation
 
 
 class TileOrder(Protocol):
-    """An order of the parts of a tensor, of which each rank owns one.
-
-    Attributes:
-        others: the first position of a remote part; the others follow consecutively.
-    """
+    """An order of the parts of a tensor, of which each rank owns one. `others`: the first position of a remote part;
+    the others follow consecutively."""
 
     others: int
 
@@ -42,8 +39,7 @@ class TileOrder(Protocol):
 
 
 class ArrivalOrder:
-    """Tile order of an overlapped gather: the local part first, then those of ranks r - 1, r - 2, ..., as they arrive.
-    """
+    """Tile order of an overlapped gather: the local part, then those of ranks r - 1, r - 2, ..., as they arrive."""
 
     others = 1
 

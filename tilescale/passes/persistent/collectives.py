@@ -35,10 +35,7 @@ WHOLE = {
 
 def tiles_of(made: Collective, stmt: ir.Stmt, launch: Launch, blocks: int) -> tuple[GridPhase, Launch]:
     """The grid that does what a collective of whole tensors does. Raises Declined: it stays a collective of the device.
-
-    Args:
-        blocks: of a device, at once.
-    """
+    `blocks`: of a device, at once."""
     where = location(stmt)
     plain = all(x is None for x in (made.impl, made.norm, made.combine, made.flags, made.wire))
     if made.name not in WHOLE or not plain:

@@ -23,11 +23,7 @@ from tilescale.program.operations import Collective, TileView, operation
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """A loop around phases that stays a loop of the launch.
-
-    Attributes:
-        values: numbers that each iteration computes.
-    """
+    """A loop around phases that stays a loop of the launch. `values`: numbers that each iteration computes."""
 
     var: ir.Var
     begin: int
@@ -71,11 +67,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Phases:
-    """A program as the phases of one launch.
-
-    Attributes:
-        shared: values of a device that all phases use.
-    """
+    """A program as the phases of one launch. `shared`: values of a device that all phases use."""
 
     grids: tuple[Grid, ...]
     shared: tuple[ir.Stmt, ...]

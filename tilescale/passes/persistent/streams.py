@@ -37,8 +37,7 @@ COMPILERS = 8 << 10
 
 IN_FLIGHT = 64 << 10
 """Bytes that a block loads at once, at most, but two tiles. A signal waits until its block's stores are visible, which
-queue behind these loads; memory has its full rate from 48 KiB on (H200).
-"""
+queue behind these loads; memory has its full rate from 48 KiB on (H200)."""
 
 AHEAD = 32 << 10
 """The same for loads of later phases: signals at the end of a phase wait for fewer bytes."""

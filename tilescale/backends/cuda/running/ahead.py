@@ -24,8 +24,7 @@ def compiler_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_grids(lowered: LoweredProgram, options: dict[str, Any]) -> list[Compilation]:
-    """The kernels of a program's grids, except those that call a library, which are compiled once the library is there.
-    """
+    """The kernels of a program's grids, but those that call a library: these follow it."""
     kernels = [grid.kernel for grid in lowered.grids if not grid.kernel.libraries]
     program, machine = lowered.program, lowered.target.machine
     return [KernelCompilation(k.func, REWRITES, check_of(k, program, machine), options) for k in kernels]

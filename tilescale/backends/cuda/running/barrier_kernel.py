@@ -73,8 +73,7 @@ class RankBarrier:
 
     def barrier(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> StreamWork:
         """A launch that adds a barrier to the current stream. `call` is a digest of the facts that all ranks must agree
-        on.
-        """
+        on."""
         word = purpose(site, call)
         tensors = self.everywhere, self.counts, records.device
         return partial(self._kernel, self._slot, self._rank, word, limit_ns, site, *tensors)

@@ -20,8 +20,7 @@ from tilescale.backends.tilelang.lowering.program import ConcurrentGrids
 
 def concurrent_grids_step(context: ProgramContext, grids: ConcurrentGrids) -> CallStep:
     """Concurrent grids as a step; sequential ones where grids that wait leave SMs to the queue. Collective, and raises,
-    as `grid_step`.
-    """
+    as `grid_step`."""
     steps = [grid_step(context, grid) for grid in grids.grids]
     if context.spared:
         return in_order(steps)

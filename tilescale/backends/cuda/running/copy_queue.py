@@ -26,10 +26,8 @@ class CopyQueue:
     """The queue of one device.
 
     Operations that wait for a flag are held back until the call has launched its kernels: the driver may wait for an
-    idle device to load one, and a wait for that kernel would keep the device busy.
-
-    Attributes:
-        stream: the stream that executes it.
+    idle device to load one, and a wait for that kernel would keep the device busy. `stream`: the stream that executes
+    it.
     """
 
     def __init__(self, device: torch.device):

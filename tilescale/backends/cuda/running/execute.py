@@ -131,8 +131,7 @@ class DeviceProgram:
 
     @property
     def transport(self) -> transports.Transport:
-        """The transport to devices without shared memory. Collective: a build's first use opens it. Raises LaunchError.
-        """
+        """The transport to devices without shared memory. Collective: the first use opens it. Raises LaunchError."""
         if not self.target.nccl:
             raise LaunchError(
                 f"{self.program.name!r} runs on several nodes, and NCCL, which joins them, takes neither two ranks on "
@@ -357,8 +356,7 @@ class DeviceProgram:
 
     def _give_up(self, error: BaseException) -> None:
         """Handle an incomplete call on this rank: the program cannot continue without `reset`. Raises RankFailedError
-        where NCCL fails because a rank has died.
-        """
+        where NCCL fails because a rank has died."""
         self.guard.records.stop()
         if self.by_nccl and nccl.is_failure(error):
             self.guard.blame(error)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Grids: compiled once for a node, checked for residency where they must be resident, launched with a call's arguments.
-"""
+"""Grids: compiled once for a node, checked where they must be resident, launched with a call's arguments."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ def grid_step(context: ProgramContext, grid: LoweredGrid) -> CallStep:
 
 def _check_residency(context: ProgramContext, grid: LoweredGrid, kernel: Any) -> None:
     """Check that a grid fits on the device: whole, if its programs wait for one another; next to the message kernels,
-    if it waits for messages of the queue. Raises LaunchError.
-    """
+    if it waits for messages of the queue. Raises LaunchError."""
     sizes, launch = dict(context.sizes), grid.launch
     where = waits_across(grid, launch, context.program, context.target.machine, sizes)
     waiting = first_wait(grid, launch) if context.spared else None

@@ -109,8 +109,7 @@ class ProgramMemory:
 
     def zeroed(self, call: ProgramCall) -> list[StreamWork]:
         """A launch that zeroes flags of `T.alloc_flags`, before the barrier at the entry: afterwards any rank may
-        signal.
-        """
+        signal."""
         shapes = self._flag_shapes(call)
         return [self._flags[shapes].whole.zero_] if shapes else []
 
@@ -157,8 +156,7 @@ class ProgramMemory:
 
     def digest(self, call: ProgramCall) -> int:
         """Digest of the facts that all ranks must agree on: addresses and shapes of the tensors that peers reach; of
-        the others the extents that the program names.
-        """
+        the others the extents that the program names."""
         tensors = [call.values[i] for i in sorted(self._context.reached)]
         offset = self._context.heap.offset
         extents = [call.variables.get(var) for var in self._agreed]

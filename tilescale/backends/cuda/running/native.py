@@ -17,8 +17,7 @@ from tilescale.errors import DeviceError
 
 UNKNOWN, LAUNCHED = 0, 1
 """Status of a call: not launched, as its form, or a moved argument, is unknown; or launched. Below zero is a driver's
-status.
-"""
+status."""
 
 PLACES = 64
 """Maximum number of arguments of a call with a form."""
@@ -146,12 +145,9 @@ class ReplayGraph:
 
 
 class CallForms:
-    """Forms of calls with a nonzero number for each, such as the address of a graph.
-
-    Attributes:
-        table: the first argument of `call(table, stream, *values)`, which launches the graph of the form of these
-            values, and of `find(table, *values)`, which returns the number, 0 if there is none.
-    """
+    """Forms of calls with a nonzero number for each, such as the address of a graph. `table`: the first argument of
+    `call(table, stream, *values)`, which launches the graph of the form of these values, and of `find(table, *values)`,
+    which returns the number, 0 if there is none."""
 
     def __init__(self, symmetric: Sequence[tuple[int, int]]):
         """`symmetric` are begin and end of addresses that are a part of a form."""
@@ -186,8 +182,7 @@ class CallForms:
 
 class ReplaySource(NamedTuple):
     """An argument of a graph: the address of a tensor, by its number, plus an offset; without a tensor (-1) only the
-    offset.
-    """
+    offset."""
 
     tensor: int
     offset: int
@@ -202,12 +197,9 @@ class ReplayStep(NamedTuple):
 
 
 class ReplayRecord:
-    """Steps that are executed in order, all or none.
-
-    Attributes:
-        address: the first argument of `run(address, stream, *tensors)`, which returns UNKNOWN, 1, or minus the driver's
-            status; and of `can_run(address, *tensors)`, which says whether it can run on tensors that begin with these.
-    """
+    """Steps that are executed in order, all or none. `address`: the first argument of `run(address, stream, *tensors)`,
+    which returns UNKNOWN, 1, or minus the driver's status; and of `can_run(address, *tensors)`, which says whether it
+    can run on tensors that begin with these."""
 
     def __init__(self, steps: Sequence[ReplayStep]):
         sources = [(_Source * len(step.sources))(*(_Source(*each) for each in step.sources)) for step in steps]
@@ -239,8 +231,7 @@ def connect() -> None:
 
 @cache
 def _replays() -> NativeLibrary:
-    """The compiled C code. Raises UntrustedCacheError, and DeviceError without a C compiler, if it is not in the cache.
-    """
+    """The compiled C code. Raises UntrustedCacheError, and DeviceError without a C compiler, if it is not cached."""
     check_cache(FOLDER)
     try:
         loaded = library(source("replays.c"))

@@ -48,8 +48,7 @@ _aborted = False
 
 
 def generation() -> int:
-    """Number of times that all groups were made anew. Programs built with a group of an earlier generation cannot run.
-    """
+    """Number of times that all groups were made anew. Programs built with a group of an earlier one cannot run."""
     return _generation
 
 
@@ -73,8 +72,7 @@ def joins(team: Team, world: World) -> bool:
 
 def group(member: NcclMember, level: str) -> Any:
     """The process group of the devices that are siblings at a level. Collective: all ranks request groups in the same
-    order.
-    """
+    order."""
     return group_of(member, Mesh(member.sizes).groups(level))
 
 

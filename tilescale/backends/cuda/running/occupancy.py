@@ -55,8 +55,7 @@ class Occupancy:
 
     def resident_with(self, spared: int) -> int:
         """Minimum number of programs if some SMs hold something else: each may break as many clusters as it holds
-        programs.
-        """
+        programs."""
         return max(0, self.held - spared * self.each * self.cluster)
 
 
@@ -96,11 +95,8 @@ def _clusters(image: KernelImage) -> Any:
 
 
 def check_resident(program: str, asked: int | None, room: Occupancy, where: Location) -> None:
-    """Reject a grid that cannot be wholly resident. Raises LaunchError: they do not all fit.
-
-    Args:
-        asked: programs of the grid; None if unknown.
-    """
+    """Reject a grid that cannot be wholly resident. Raises LaunchError: they do not all fit. `asked`: programs of the
+    grid; None if unknown."""
     if asked is None or asked > room.held:
         grid = "a grid of an extent that is not known before the launch" if asked is None else f"a grid of {asked}"
         raise LaunchError(

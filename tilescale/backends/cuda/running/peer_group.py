@@ -58,8 +58,7 @@ class PeerGroup:
         return self.heap.addresses.slot(0)
 
     def slot(self, device: int) -> int:
-        """The leading index of a device in `everywhere`. Raises PeerOutOfRangeError for a device without shared memory.
-        """
+        """The leading index of a device in `everywhere`. Raises PeerOutOfRangeError for one without shared memory."""
         return self.heap.addresses.slot(device - self.first)
 
     def everywhere(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -161,8 +161,7 @@ class CallPlans:
 
     def _are_plain(self, values: Sequence[Any]) -> bool:
         """Whether C may read the values: a tensor of a subclass, or one that represents its negative, is more than its
-        memory.
-        """
+        memory."""
         for x in values:
             kind = x.__class__
             if kind in self._plain:

@@ -69,8 +69,7 @@ def moved_to(
     context: ProgramContext, device: int, queue: CopyQueue, out: torch.Tensor, given: torch.Tensor
 ) -> list[StreamWork]:
     """A copy to another device, of tensors of one shape: on the queue; where the two share a GPU by the main stream, or
-    through the host's memory, if the queue has to wait for a flag first.
-    """
+    through the host's memory, if the queue has to wait for a flag first."""
     parts = stream_memory.rows(out, given)
     if not context.world.on_my_gpu(context.team.ranks[device]):
         return [partial(queue.add, partial(stream_memory.copy, queue.stream, part)) for part in parts]

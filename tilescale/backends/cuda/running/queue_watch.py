@@ -29,8 +29,7 @@ _LOOK_S, _RELEASE_S = 0.05, 0.001
 
 PATIENCE = 2
 """Limit in multiples of a kernel's wait: the operation that would end this wait may itself wait, and must report the
-cause first.
-"""
+cause first."""
 
 _NUMBER_BITS = 24
 _DONE, _BUSY = 0, 600
@@ -47,11 +46,7 @@ class QueueWait:
 
 
 class QueueWatch:
-    """The waits that one program adds to the copy queue of a device.
-
-    Attributes:
-        device: the device of the queue.
-    """
+    """The waits that one program adds to the copy queue of a device. `device`: the device of the queue."""
 
     def __init__(
         self, records: WaitRecords, limit_ns: int, device: torch.device, progress: Callable[[], Any], start: bool = True

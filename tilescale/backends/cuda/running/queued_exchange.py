@@ -45,8 +45,7 @@ class QueuedExchange:
             part.reached()
 
     def bind(self, at: ProgramCall) -> list[StreamWork]:
-        """The launches of this device in a call: its own part, then its peers from the next one on, then other nodes.
-        """
+        """The launches of this device in a call: its own part, its peers from the next one on, other nodes."""
         mine, rows = self._part(self._rank, self._rank, at), self._given(self._rank, at)
         is_there = mine.data_ptr() == rows.data_ptr()
         done: list[StreamWork] = [] if is_there else at_home(self._queue, mine, rows, self._step)
@@ -107,8 +106,7 @@ class QueuedExchange:
 
     def _between_nodes(self, chunk: tuple[int, int, int], at: ProgramCall) -> list[StreamWork]:
         """A chunk to other nodes, and their chunks to this one; each is signalled, and of a gather forwarded, when all
-        have arrived.
-        """
+        have arrived."""
         assert self._transport is not None
         others = self._others()
         sends = [self._message(self._given(r, at), r, chunk) for r in others]

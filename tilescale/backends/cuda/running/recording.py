@@ -76,7 +76,6 @@ class RecordedView(NamedTuple):
     form: tuple[torch.dtype, Sequence[int], Sequence[int], int] | None
 
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The view."""
         assert self.form is not None
         base, (dtype, shape, stride, offset) = tensors[self.number], self.form
         if base.dtype is not dtype:
@@ -113,11 +112,7 @@ class _Computation(NamedTuple):
 
 
 class Recording(TorchDispatchMode):
-    """A call that is recorded.
-
-    Attributes:
-        thread: the thread of the call.
-    """
+    """A call that is recorded. `thread`: the thread of the call."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         super().__init__()
@@ -138,8 +133,7 @@ class Recording(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Whether torch should skip Dynamo: PyTorch would import its compiler, which takes seconds, only to skip it;
-        nothing is compiled here.
-        """
+        nothing is compiled here."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -178,8 +172,7 @@ class Recording(TorchDispatchMode):
 
     def _elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation, at another address than PyTorch would choose: programs learn from calls with
-        moved tensors which arguments depend on the address.
-        """
+        moved tensors which arguments depend on the address."""
         try:
             self._spare = func(*args, **kwargs)
         except torch.OutOfMemoryError:

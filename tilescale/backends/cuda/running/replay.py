@@ -72,11 +72,7 @@ class ArgumentSite(NamedTuple):
 
 
 class GraphReplay:
-    """The graph of a call's launches, instantiated.
-
-    Attributes:
-        graph: the graph and its sites, for the launch in C.
-    """
+    """The graph of a call's launches, instantiated. `graph`: the graph and its sites, for the launch in C."""
 
     def __init__(self, launches: Sequence[StreamWork], given: Arguments, kinds: Sequence[ArgumentKind]) -> None:
         """Capture the launches; nothing runs yet."""
@@ -107,8 +103,7 @@ class GraphReplay:
 
     def _learn(self, passed: Arguments, launches: Callable[[], Sequence[StreamWork]]) -> bool:
         """Find the differences from the launches of another call; False if there is nothing new, or more than addresses
-        and scalars differ.
-        """
+        and scalars differ."""
         was = self.graph.given
         changed = {i for i, (now, before) in enumerate(zip(passed, was, strict=True)) if now != before}
         if changed <= self._known or self._is_fixed or self.graph.refused:

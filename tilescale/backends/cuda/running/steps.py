@@ -37,8 +37,7 @@ class ProgramCall:
     asked: set[ir.Var] = field(default_factory=set)
 
     def known(self, expr: Any) -> int | None:
-        """An expression as a number, None if host-level variables do not decide it; records the variables in `asked`.
-        """
+        """An expression as a number, None if no host-level variables decide it; records the variables in `asked`."""
         self.asked |= formula(expr).variables
         return extents.evaluate(expr, self.variables)
 

@@ -49,8 +49,7 @@ class StreamOrder:
 
     def stream(self) -> int | None:
         """The number of the current stream, None if it is captured in a graph. CUDA is queried only where it may be
-        captured.
-        """
+        captured."""
         if self._thread != (thread := threading.get_ident()):
             self._enter(thread)
         number = self._number(self._index)

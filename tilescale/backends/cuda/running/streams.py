@@ -40,6 +40,5 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 @cache
 def past_waits(device: torch.device) -> torch.cuda.Stream:
     """The stream for work that must pass kernels and streams that wait: stops, reads, and writes that end a wait.
-    Nothing on it ever waits, so all programs of a device share it.
-    """
+    Nothing on it ever waits, so all programs of a device share it."""
     return own_stream(device, _PAST_WAITS)

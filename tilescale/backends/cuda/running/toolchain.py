@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The compiler, and trust in compiled kernels: a process runs only kernels of its user, from a cache that no other user
-can write.
-"""
+can write."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ __all__ = ["check_cache", "nvcc", "objection"]
 
 def check_cache(part: str = "") -> None:
     """Raise UntrustedCacheError if another user can change the content of the cache, or of a part of it, before its
-    use.
-    """
+    use."""
     folder = cache_folder() / part
     said = objection(folder)
     if said is not None:

@@ -65,8 +65,7 @@ class NcclTransport:
 
     def _connect(self, group: Any) -> None:
         """Connect the group here, where all devices are: PyTorch connects a group in its first call, which may be
-        messages of a few.
-        """
+        messages of a few."""
         dist.all_reduce(self._token, group=group)
 
     def exchange(self, sends: Sequence[TensorMessage], receives: Sequence[TensorMessage]) -> TransportWait:
@@ -84,8 +83,7 @@ class NcclTransport:
 
 def of(context: ProgramContext, group: int, *, for_queue: bool = False) -> Transport:
     """The transport between groups of `group` devices that share memory; `for_queue` limits it to few SMs, with its own
-    order of operations, for use concurrent with the device's other work. Collective.
-    """
+    order of operations, for use concurrent with the device's other work. Collective."""
     return NcclTransport(context, group, QUEUE_SMS if for_queue else None)
 
 

@@ -32,8 +32,7 @@ from tilescale.errors import DeviceError, RankFailedError, RankMismatchError, Ti
 _GRACE_S = 5.0
 """Minimum time for other work to end once the waits have ended, in seconds."""
 _NOTICE_S, _LOOK_S = 2.0, 0.05
-"""Time after an error of NCCL in which the job may detect a rank's death; the polling interval meanwhile. In seconds.
-"""
+"""Seconds after an error of NCCL in which the job may detect a rank's death; the polling interval meanwhile."""
 
 
 class WaitGuard:
@@ -57,8 +56,7 @@ class WaitGuard:
         moments: int = 0,
     ):
         """Collective. `heap` is the heap of the devices that share memory, `team` the ranks of the program,
-        `moments` the number of moments that its blocks record.
-        """
+        `moments` the number of moments that its blocks record."""
         self._program, self._world, self._device, self._limit_ns = program, world, heap.device, limit_ns
         self._group, self._near = HeapGroup(team), heap.team
         self.sites = sites

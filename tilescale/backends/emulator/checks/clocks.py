@@ -109,8 +109,7 @@ def merge(known: Known, more: Known) -> Known:
 
 
 def _includes(known: Known, own: Clock | None, until: float, other: Clock, time: int) -> bool:
-    """Whether all events of `other` until `time` are in `known`, or in those of `own` until then; joins are followed.
-    """
+    """Whether all events of `other` until `time` are in `known`, or those of `own` until then; joins are followed."""
     while not (other is own and time <= until) and known.get(other, 0) < time:
         if other.joined is None:
             return False

@@ -108,8 +108,7 @@ def verb(access: Access) -> str:
 
 
 def _flags(first: Access, second: Access) -> list[str]:
-    """The flags signalled and waited for around the accesses: often the wrong flag, or the right one at the wrong time.
-    """
+    """The flags signalled and waited for around the accesses: often a wrong flag, or one at the wrong time."""
     lines = []
     for access, other in ((first, second), (second, first)):
         told = _told(access, other) or access.clock.signals

@@ -51,8 +51,7 @@ class Flag:
     _seen: dict[Clock, int] = field(default_factory=dict)
 
     def settle(self, value: int) -> None:
-        """Make `value` the flag's value: if no update left it there, it was a plain write, and updates count from here.
-        """
+        """Make `value` the flag's value: if no update left it, it was a plain write, and updates count from here."""
         if value != self.value:
             self.value, self.updates, self._seen = value, [], {}
 

@@ -41,8 +41,7 @@ class Phases:
         self._waits.setdefault(barrier, []).append(_Wait(clock, clock.time, unit, where))
 
     def ends(self, barrier: MBarrier, phase: int, arrivals: Place, where: Location | None) -> None:
-        """All threads have arrived at a phase. Raises RaceError if none of them knows of a wait for the previous phase.
-        """
+        """All threads have arrived at a phase. Raises RaceError if none knows of a wait for the previous phase."""
         for wait in self._waits.pop(barrier, ()):
             if not arrivals.knows(wait.clock, wait.time):
                 raise _error(barrier.name, phase, wait, where)

@@ -91,8 +91,7 @@ def _holders(unit: Unit, slot: int, version: int) -> Iterator[Unit]:
 
 def different(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Elements in which two arrays differ by more than rounding: half of the type's digits, relative to the largest
-    value.
-    """
+    value."""
     if not is_float(one.dtype):
         return one != other
     left, right = one.astype(np.float64), other.astype(np.float64)
@@ -135,11 +134,8 @@ def _groups(root: Unit, level: str, slot: int) -> Iterator[list[Unit]]:
 
 
 def _check_group(name: str, slot: int, view: View, group: Sequence[Unit], written: bool) -> None:
-    """Raise DivergedReplicaError if the units of a group hold different values of a replicated parameter.
-
-    Args:
-        written: whether the program writes it; if not, the arguments were different.
-    """
+    """Raise DivergedReplicaError if the units of a group hold different values of a replicated parameter. `written`:
+    whether the program writes it; if not, the arguments were different."""
     first = group[0].storage[slot]
     if written:
         did = "end with"

@@ -41,8 +41,7 @@ class Shadow:
 
     def view(self, array: np.ndarray) -> np.ndarray:
         """The cells of the elements of a view of the memory, with the same indices; where an element has several cells,
-        these are one more dimension.
-        """
+        these are one more dimension."""
         self._fit(array)
         return self._view(self.cells, array)
 
@@ -131,8 +130,7 @@ class Memory(Generic[S]):
 
 def touched_cells(frame: Frame, home: Home, numbers: np.ndarray, index: Any, items: np.ndarray) -> np.ndarray:
     """The cell that each of some threads, iterations, or elements of a tile touches; fewer cells where one touches none
-    or several.
-    """
+    or several."""
     if home.of_tile or (isinstance(index, tuple) and index):
         cells = np.asarray(numbers[index])
         return cells.reshape(-1) if cells.ndim else np.broadcast_to(cells, items.shape)

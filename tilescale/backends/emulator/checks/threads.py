@@ -175,8 +175,7 @@ class Threads(InProgram):
     def _by_thread(
         self, frame: Frame, home: Home, numbers: np.ndarray, index: Any
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """The touched cells and the threads that touch them, a row for each vector width; None if they are not known.
-        """
+        """The touched cells and the threads that touch them, a row for each vector width; None if unknown."""
         known, apart = self._known(home), home.apart or frame.own is not None
         if known is None and not apart:
             known = self._known_by_layout(home.step)
@@ -232,8 +231,7 @@ class Threads(InProgram):
     def _by_others(
         self, last: np.ndarray, cells: np.ndarray, now: int, threads: np.ndarray, verbs: tuple[str, str]
     ) -> np.ndarray:
-        """Mask of cells last accessed by other threads in an epoch, for any of the threads that may make either access.
-        """
+        """Mask of cells last accessed by other threads in an epoch, of any that may make either access."""
         lately = last["epoch"][cells] == now
         if lately.any():
             before = last["threads"][cells].T
@@ -242,8 +240,7 @@ class Threads(InProgram):
 
     def _differ(self, one: np.ndarray, other: np.ndarray, verbs: tuple[str, str]) -> np.ndarray:
         """Whether the threads differ. Threads that repeat another's work along y and z always differ: they store the
-        same value, so that a load between the stores, or a repeated store, is harmless.
-        """
+        same value, so that a load between the stores, or a repeated store, is harmless."""
         differ, count = one != other, self._run.program.launches[0].thread_count
         if self._across == count:
             return differ

@@ -94,8 +94,7 @@ class Emulation(Protocol):
         """A unit updated the flag at an address; `level` is the level of the `dst` rank."""
 
     def signallers(self, flag: int, lines: list[Location | None]) -> str:
-        """The units that have signalled the flag at an address, their siblings that have not, and the lines that would.
-        """
+        """The units that have signalled the flag at an address, siblings that have not, and the lines that would."""
 
     def flag_at_begin(self, flag: np.ndarray, now: int) -> int:
         """The value of a flag at its first signal or wait; `now` is its current value."""

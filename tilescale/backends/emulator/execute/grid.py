@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Grids: programs become resident as far as threads, registers and shared memory allow, in launch order; the next one
-starts when one ends. So a program that needs more resident programs than fit deadlocks, as on hardware.
-"""
+starts when one ends. So a program that needs more resident programs than fit deadlocks, as on hardware."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ from tilescale.errors import Location
 READ, WRITE, ATOMIC, ATOMIC_STORE = "read", "write", "atomic", "atomic store"
 ATOMIC_LOAD, DEVICE_ATOMIC = "atomic load", "device atomic"
 """Kinds of access. A tile that is updated in place is read and written; flags are accessed by atomics. An atomic store
-ignores the old value, an atomic load keeps it. A device atomic is atomic among the threads of one device only.
-"""
+ignores the old value, an atomic load keeps it. A device atomic is atomic among the threads of one device only."""
 
 READS = (READ, ATOMIC_LOAD)
 """Kinds that change nothing."""
@@ -109,8 +108,7 @@ class Observer(Generic[ActorT, AccessT]):
         """The current task acquires all that was published at `place` until now."""
 
     def synchronizes(self, frame: ActorT) -> None:
-        """The threads of a frame, which run in lockstep, arrive at a barrier, or at a statement that may contain one.
-        """
+        """A frame's threads, which run in lockstep, arrive at a barrier, or at a statement that may contain one."""
 
     def passes(self, frame: ActorT, barrier: Any, phase: int, where: Location | None) -> None:
         """A unit continues after a wait for a parity that `(barrier, phase)` satisfied.

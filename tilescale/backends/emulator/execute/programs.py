@@ -145,8 +145,7 @@ class ProgramInstance:
             self.frame.slots[slot] = value
 
     def in_cluster(self, rank: int) -> ProgramInstance:
-        """The program of that rank in this one's cluster. Raises PeerOutOfRangeError: the cluster has no such program.
-        """
+        """The program of that rank in this one's cluster. Raises PeerOutOfRangeError: there is none."""
         programs = self.cluster.programs
         if not 0 <= rank < len(programs):
             raise PeerOutOfRangeError(f"{self.unit} names program {rank} of its cluster, which has {len(programs)}")

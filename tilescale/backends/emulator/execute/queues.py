@@ -31,11 +31,8 @@ class Start:
 
 
 class CopyQueue:
-    """The queue of one unit, made by its task.
-
-    Attributes:
-        pending: started operations that have not completed; the first one is being executed.
-    """
+    """The queue of one unit, made by its task. `pending`: started operations that have not completed; the first one is
+    being executed."""
 
     def __init__(self, run: Emulation, unit: Unit):
         self._run, self._closed = run, False

@@ -165,8 +165,7 @@ class Scheduler:
         self._hub.switch()
 
     def give_way(self) -> None:
-        """Let the others run first, including those whose waits are satisfied; a spinning task is always ready itself.
-        """
+        """Let others run first, also those whose waits are satisfied; a spinning task is always ready itself."""
         self._look()
         self.pause()
 

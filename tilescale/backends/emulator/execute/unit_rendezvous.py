@@ -83,11 +83,8 @@ def rendezvous(
 
 
 class Rendezvous:
-    """One collective call of one group of units.
-
-    Attributes:
-        parts: bytes from each unit to each, row-major, where they are not equal; known when all have arrived.
-    """
+    """One collective call of one group of units. `parts`: bytes from each unit to each, row-major, where they are not
+    equal; known when all have arrived."""
 
     def __init__(self, member: Unit, name: str, where: Location | None, first: Unit):
         self.member, self.size = member, member.siblings

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The tree of emulated units: machine, nodes, devices, programs, warpgroups, ... and the buffers that each of them
-owns.
-"""
+owns."""
 
 from __future__ import annotations
 

@@ -204,7 +204,6 @@ class ElementInLockstep(Element):
 
 
 def element(compiler: Compiler, buffer: ir.Buffer, indices: Sequence[Any]) -> Element:
-    """The access to one element."""
     if compiler.in_lockstep:
         return ElementInLockstep(compiler, buffer, indices)
     return (Element if compiler.data else ElementWithoutData)(compiler, buffer, indices)

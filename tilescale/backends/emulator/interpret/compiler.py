@@ -192,8 +192,7 @@ class Compiler(Symbols):
     # -- expressions and statements ------------------------------------------------------------------------------------
 
     def expr(self, expr: ir.PrimExpr | float) -> Closure:
-        """The closure of an expression. Raises UnsupportedError: a kind of expression that the emulator does not run.
-        """
+        """The closure of an expression. Raises UnsupportedError: an unsupported kind of expression."""
         if isinstance(expr, bool | int | float):
             return lambda frame: expr
         rule = EXPRESSIONS.get(type(expr))

@@ -91,8 +91,7 @@ class DrawOrder:
 
 def _parts(compiler: Compiler, layout: TileLayout) -> tuple[Closure, Closure] | None:
     """The thread and the position of an iteration by the layout of a nest; None of a nest that begins elsewhere than
-    at 0.
-    """
+    at 0."""
     nest = loops_of(compiler.step)
     if len(layout.indices) < len(nest):  # TileLang leaves out loops of one iteration
         nest = [loop for loop in nest if ir.constant(loop.extent) != 1]

@@ -17,8 +17,7 @@ def signals(stmt: ir.Stmt) -> bool:
 
 def named(program: Program, names: ProgramNames) -> set[ir.Var]:
     """The data variables of all flags: those that signals and waits name, and integers that loops poll and other
-    statements write.
-    """
+    statements write."""
     found: set[ir.Var] = set()
     polled: set[ir.Var] = set()
     written: set[ir.Var] = set()

@@ -33,8 +33,7 @@ class Instrumentation(Protocol):
 
     def nest(self, compiler: Compiler, body: ir.Stmt) -> Callable[[Frame, tuple[int, ...]], bool]:
         """A function to call before the body of a nest of parallel loops runs over a space; its result says whether the
-        body must run.
-        """
+        body must run."""
 
     def representatives(self, compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Together | None:
         """A runner of a grid phase where some programs represent others; None where all must run."""

@@ -309,8 +309,7 @@ class _Rewriter:
 
     def _of_all(self, stmt: ir.Stmt) -> ir.Stmt:
         """A store, or control flow around stores, in every program and where it differs, in every thread: in parallel
-        loops over them.
-        """
+        loops over them."""
         if ir.contains(stmt, self._acts):
             raise Declined("an operation inside a loop over elements")
         lane, extents = ir.Var("program", "int32"), self.launch.threads[::-1]

@@ -180,8 +180,7 @@ def _resident(compiler: Compiler, phase: GridPhase, launch: Launch) -> int:
 
 def _meets_others(compiler: Compiler, phase: GridPhase) -> bool:
     """Whether programs synchronize with those of the same index on other devices by the language's own operations,
-    which guarantee progress for any grid size. The guarantee requires that programs start in order.
-    """
+    which guarantee progress for any grid size. The guarantee requires that programs start in order."""
     machine = compiler.machine
     owner = machine.index(machine.tensor_level.name)
     return any(machine.index(s.level) >= owner for s in compiler.surroundings.all_effects(phase.stmt).synchronizes)

@@ -104,8 +104,7 @@ class Region:
 
     def _touched_private(self, frame: Frame, block: Block, kind: str) -> Iterator[tuple[tuple, tuple]]:
         """Elements of a block of a thread-private buffer, as indices of the block and of the buffer. Reports the access
-        to the observers.
-        """
+        to the observers."""
         buffer = self.home.array(frame)
         for element in np.ndindex(block.extents):
             index = tuple(b + i for b, i in zip(block.begins, element, strict=True))

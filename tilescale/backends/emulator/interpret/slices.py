@@ -15,11 +15,8 @@ from tilescale.backends.emulator.interpret.compiler import Compiler
 
 
 class Slices:
-    """Indices that are a parallel loop's variable plus an offset, or do not depend on the loops.
-
-    Attributes:
-        rank: depth of the loop nest.
-    """
+    """Indices that are a parallel loop's variable plus an offset, or do not depend on the loops. `rank`: depth of the
+    loop nest."""
 
     def __init__(self, rank: int, parts: Sequence[tuple[int | None, Closure | None]]):
         """`parts`: for each index the loop's axis (None: a scalar) and the closure of its offset (None: 0)."""
@@ -61,11 +58,8 @@ class Slices:
 
 
 class Strides:
-    """Indices that are sums of multiples of parallel loops' variables, plus offsets: `bx * 32 + i`.
-
-    Attributes:
-        rank: depth of the loop nest.
-    """
+    """Indices that are sums of multiples of parallel loops' variables, plus offsets: `bx * 32 + i`. `rank`: depth of
+    the loop nest."""
 
     def __init__(self, rank: int, parts: Sequence[tuple[dict[int, int], Closure | None]]):
         """`parts`: for each index the step along each axis of the nest, and the closure of its offset (None: 0)."""

@@ -288,8 +288,7 @@ class _Polls:
 
     def _values(self, frame: Frame) -> tuple[bytes, ...]:
         """The values that decide whether the loop ends: the loads of its condition, or of its body where the condition
-        has none.
-        """
+        has none."""
         return tuple(np.asarray(load(frame)).tobytes() for load in self.decisive)
 
 

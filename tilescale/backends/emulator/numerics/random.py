@@ -22,11 +22,8 @@ TURN = np.float32(2 * np.pi)
 
 
 class Generators(abc.ABC):
-    """States of `count` generators; each must be seeded before its first use. A mask says which of them draw.
-
-    Attributes:
-        seeded: mask of those that have been.
-    """
+    """States of `count` generators; each must be seeded before its first use. A mask says which of them draw. `seeded`:
+    mask of those that have been."""
 
     def __init__(self, count: int):
         self.seeded = np.zeros(count, bool)

@@ -38,11 +38,8 @@ _ALIGNMENT = 1024
 
 
 class Layouts:
-    """Positions of a tile's elements in the layout that the program gives it.
-
-    Attributes:
-        is_distributed: whether the layout names the thread that holds each element.
-    """
+    """Positions of a tile's elements in the layout that the program gives it. `is_distributed`: whether the layout
+    names the thread that holds each element."""
 
     def __init__(self, compiler: Compiler, buffer: ir.Buffer):
         self.buffer = buffer
@@ -81,11 +78,7 @@ class Layouts:
 
 
 class _Tile:
-    """A tile in shared memory.
-
-    Attributes:
-        begin: its address, in bytes.
-    """
+    """A tile in shared memory. `begin`: its address, in bytes."""
 
     def __init__(self, compiler: Compiler, buffer: ir.Buffer, begin: int):
         self.home, self.layout, self.begin = Home(compiler, buffer), Layouts(compiler, buffer), begin

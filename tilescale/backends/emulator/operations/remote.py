@@ -203,8 +203,7 @@ def _sliced(block: Block) -> str:
 
 def queued(compiler: Compiler, steps: Sequence[Closure]) -> Closure:
     """Start an asynchronous operation of these steps. They use the unit's variables of now, and memory as it is at
-    their execution.
-    """
+    their execution."""
     where = compiler.where
 
     def perform(side: Frame) -> None:

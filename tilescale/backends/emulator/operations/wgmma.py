@@ -71,8 +71,7 @@ def _product(compiler: Compiler, call: ir.Call) -> Closure:
 
 def _of_group(of_warp: Places, count: int, step: tuple[int, int]) -> Places:
     """Row and column of each element of each thread of a warpgroup. A warp has `count` matrices, `step` apart, 16 rows
-    below those of the previous warp.
-    """
+    below those of the previous warp."""
     number, warp = np.arange(count)[:, None], np.arange(_THREADS // 32)[:, None, None]
     row, column = (
         (part[:, None] + number * distance).reshape(len(part), -1) for part, distance in zip(of_warp, step, strict=True)
@@ -107,11 +106,8 @@ def _held(registers: _Registers, places: Places, depth: int) -> Operand:
 
 
 class _Registers:
-    """Elements of each thread, from a position in its part of a tile in registers, or in its own buffer.
-
-    Attributes:
-        private: the elements, where the buffer is thread-private.
-    """
+    """Elements of each thread, from a position in its part of a tile in registers, or in its own buffer. `private`: the
+    elements, where the buffer is thread-private."""
 
     def __init__(self, compiler: Compiler, data: ir.Var, position: ir.PrimExpr | int, count: int):
         buffer = compiler.buffer_named(data)

@@ -52,11 +52,8 @@ class Traffic:
         return len(frame.program.cluster.programs) if self.is_whole else 1
 
     def demands(self, frame: Frame, instances: int = 1) -> tuple[Demands, float, int]:
-        """The demands, the minimum seconds, and the bytes of the access.
-
-        Args:
-            instances: number of programs that each get all of it: memory is read once for all of them.
-        """
+        """The demands, the minimum seconds, and the bytes of the access. `instances`: number of programs that each get
+        all of it: memory is read once for all of them."""
         if self.region.home.private:
             return {}, 0.0, 0
         if self.kind != "global":

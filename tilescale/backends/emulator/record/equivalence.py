@@ -62,10 +62,7 @@ class Equivalence:
 
 def equivalence(compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Equivalence | None:
     """The differences between programs of a phase; None where they synchronize with others, or where there is data.
-
-    Args:
-        stmt: the compiled phase.
-    """
+    `stmt`: the compiled phase."""
     machine = compiler.machine
     if compiler.data or compiler.preempts or launch.cluster_size > 1 or machine.program_level == machine.tensor_level:
         return None

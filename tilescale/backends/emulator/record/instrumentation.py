@@ -78,8 +78,7 @@ class Recording:
 
     def nest(self, compiler: Compiler, body: ir.Stmt) -> Callable[[Frame, tuple[int, ...]], bool]:
         """A function to call before the body of a nest of parallel loops runs over a space; without data only flags are
-        computed.
-        """
+        computed."""
         recorder, found = self.recorder, tally(body, compiler.axes)
         record = loop_cost(recorder, compiler, found, "elementwise")
         private = [compiler.slot(b.data) for b in found.stores if b.scope() in PRIVATE]
@@ -110,12 +109,9 @@ class Recording:
 
 
 class PersistentLoops:
-    """The persistent loops of a program.
-
-    Attributes:
-        loops: the loops; `refills`, the first statements after their pipelined loops, where there is an epilogue;
-            `epilogues`: statements of epilogues, and whether they are the first one and the last one.
-    """
+    """The persistent loops of a program. `loops`: the loops; `refills`, the first statements after their pipelined
+    loops, where there is an epilogue; `epilogues`: statements of epilogues, and whether they are the first one and the
+    last one."""
 
     def __init__(self, recorder: Recorder, compiler: Compiler):
         self.recorder = recorder
@@ -208,8 +204,7 @@ def _without_own_flags(stmt: ir.Stmt) -> Sequence[Any]:
 
 def watched(recorder: Recorder, compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
     """`closure`, followed by recording: if the statement may have changed flags, by a store or an atomic, all flags are
-    read; if it is a loop that polls flags, the last values that it read are recorded.
-    """
+    read; if it is a loop that polls flags, the last values that it read are recorded."""
     if not any(ir.contains(part, lambda node: compiler.reaches_flags(node)) for part in _without_own_flags(stmt)):
         return closure
     where = location(stmt)

@@ -48,8 +48,7 @@ def timed(
 
 def _loads_at_once(compiler: Compiler, stmt: ir.For) -> bool:
     """Whether loads of an unrolled loop wait for no other iteration: it stores in registers alone, and its addresses do
-    not follow from loaded values.
-    """
+    not follow from loaded values."""
     if stmt.kind != ir.ForKind.UNROLLED or not compiler.is_in_launch:
         return False
     written = [a for leaf in ir.statements(stmt.body) for a in compiler.surroundings.effects(leaf).writes]
@@ -128,8 +127,7 @@ def _collected(
 
 def _by_parts(recorder: Recorder, compiler: Compiler, stmt: ir.For, plain: Closure) -> Closure:
     """A loop with one buffer for each tile: its loads are concurrent. Where thread groups share the work, tiles are
-    handed over in parts, each of which is reloaded once all groups have used it.
-    """
+    handed over in parts, each of which is reloaded once all groups have used it."""
     parts = _parts(compiler, stmt)
 
     def run(frame: Frame) -> Any:
@@ -145,8 +143,7 @@ def _by_parts(recorder: Recorder, compiler: Compiler, stmt: ir.For, plain: Closu
 
 def _parts(compiler: Compiler, stmt: ir.For) -> int:
     """Number of parts, along their rows, of a loop's tiles: one for each thread group that shares the work, or one
-    where tiles have different rows.
-    """
+    where tiles have different rows."""
     groups: list[int] = []
     rows: set[Any] = set()
 

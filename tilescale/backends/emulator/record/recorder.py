@@ -144,8 +144,7 @@ class Recorder(Observer[Frame, Home]):
 
     def begins_persistent_loop(self) -> bool:
         """The current task begins a persistent loop. Returns whether its roles are recorded, until
-        `ends_persistent_loop`.
-        """
+        `ends_persistent_loop`."""
         log = self.log
         if not isinstance(log, TaskLog) or log.loops or log.muted or log.ahead is not None:
             return False
@@ -178,8 +177,7 @@ class Recorder(Observer[Frame, Home]):
     def launches(self, count: int, resident: int, group: int, where: Location | None, same: bool) -> None:
         """The current task starts a grid of programs, of which `resident` fit on the machine at once. Where programs
         have the `same` steps, those that are not run are reported by `repeats` or `takes_over`, and all starts by
-        `starts`.
-        """
+        `starts`."""
         places, log = self.rates.places, self.own_log
         if self._memory.cache_capacity:
             self._caches[log.task.row] = self._caches.get(log.task.row) or TileCache(
@@ -339,11 +337,8 @@ class Recorder(Observer[Frame, Home]):
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def touches(self, frame: Frame, tile: Tile, writes: bool) -> tuple[dict[Hashable, float], int]:
-        """Demands for moving a tile between the memory that holds tensors and the current task, and its bytes.
-
-        Args:
-            tile: the tile's identity and bytes, from a frame. Repeated reads hit the cache while the tile is there.
-        """
+        """Demands for moving a tile between the memory that holds tensors and the current task, and its bytes. `tile`:
+        the tile's identity and bytes, from a frame. Repeated reads hit the cache while the tile is there."""
         log, layer = self.log, self._memory
         name, nbytes = tile(frame)
         if layer.level == self.machine.program_level.name:
@@ -369,8 +364,7 @@ class Recorder(Observer[Frame, Home]):
 
     def spread(self, demands: Mapping[Hashable, float], frame: Frame) -> Mapping[Hashable, float]:
         """Demands on the resources of each program unit: in a phase of tensor-owning units all of their program units
-        share the work.
-        """
+        share the work."""
         if frame.program is not None:
             return demands
         places = self.rates.places

@@ -61,8 +61,7 @@ class Tally:
 
 def tally(stmt: ir.Stmt, axes: Mapping[ir.Var, int]) -> Tally:
     """Count a statement inside a nest of parallel loops, whose variables have the axes `axes`; serial loops inside it
-    count by their trip count.
-    """
+    count by their trip count."""
     result = Tally()
     _statement(result, stmt, axes, 1)
     return result

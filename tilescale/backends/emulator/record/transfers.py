@@ -30,8 +30,7 @@ from tilescale.timing.steps import WorkPart, merged
 @cost(ops.COPY.name, runs=True)
 def _remote_copy(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closure:
     """A put takes its startup and the transfer time of its bytes, and is visible a latency later. A get takes a round
-    trip. Elements travel in the type of the peer's tile.
-    """
+    trip. Elements travel in the type of the peer's tile."""
     where, copy = compiler.where, Copy.of(call)
     near = Traffic(recorder, compiler, copy.near, not copy.to_peer)
     bits, far_bits = (ir.bits(str(ir.region_parts(region)[0].dtype)) for region in (copy.near, copy.far))
@@ -127,8 +126,7 @@ def _by_host(impl: str | None) -> Chooser:
 
 class Way(NamedTuple):
     """A transfer between two units: demands on links; seconds until it begins, minimum seconds of its bytes, and
-    seconds from then until they are visible.
-    """
+    seconds from then until they are visible."""
 
     demands: Demands
     startup: float

@@ -80,14 +80,12 @@ class WaitRecord:
 @dataclass(frozen=True)
 class RendezvousWords:
     """The words of the ranks' barrier, on all devices: each rank's last barrier, then the number of its blocks that
-    have left.
-    """
+    have left."""
 
 
 @dataclass(frozen=True)
 class RendezvousCounts:
-    """Counts of this device: barriers, blocks that had left before, and blocks of the running kernel that have ended.
-    """
+    """Counts of this device: barriers, blocks that had left, and those of the running kernel that have ended."""
 
 
 @dataclass(frozen=True)

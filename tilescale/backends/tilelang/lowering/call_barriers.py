@@ -34,8 +34,7 @@ ENTRY, EXIT = "the barrier at its entry", "the barrier at its exit"
 
 PATIENCE = 3
 """Limit of a barrier after a wait, in multiples of a wait's: a rank that hangs in a wait must fail first, with the
-cause.
-"""
+cause."""
 
 
 @dataclass(frozen=True)

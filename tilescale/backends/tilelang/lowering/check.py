@@ -229,8 +229,7 @@ def _role(node: TextNode) -> tuple[int, ...]:
 
 def _check_wait(kernel: KernelText, node: TextNode, ahead: frozenset[str]) -> None:
     """Check that after a wait all threads of its branch synchronize and order their bulk copies, and no other role
-    issues bulk loads.
-    """
+    issues bulk loads."""
     at = node if kernel.threads == 1 else _guard(node)
     assert at is not None, "_check_guard comes first"
     following = [n for n in at.after if n.is_block or not n.text.startswith("#pragma")]
@@ -268,8 +267,7 @@ def _is_held_back(kernel: KernelText, load: TextNode) -> bool:
 
 def _check_gate(kernel: KernelText, node: TextNode, free: frozenset[str]) -> None:
     """Check that a producer's wait is before every load of its loop, in all its threads, and that the waiting warp
-    issues the loads; except for tensors that the wait does not order. Other loops have their own waits.
-    """
+    issues the loads; except for tensors that the wait does not order. Other loops have their own waits."""
     if any(block.by_thread and ONE_THREAD.search(block.text) for block in node.around):
         raise kernel.fail("a producer's wait in a branch of one thread", node)
     loops = [block for block in node.around if block.text.startswith(("for", "while"))]
@@ -347,8 +345,7 @@ def _check_issuer(kernel: KernelText, node: TextNode, guard: TextNode) -> None:
 
 def _check_kept(kernel: KernelText, node: TextNode) -> None:
     """Check that a deferred signal is sent after the last iteration of its loop, and in each iteration before any
-    statement that may wait.
-    """
+    statement that may wait."""
     kept = KEEP.search(node.text)
     assert kept is not None
     released = re.compile(rf"\btilescale::release<.*\({kept[1]},")

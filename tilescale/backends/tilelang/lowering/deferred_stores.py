@@ -40,11 +40,8 @@ LOADED = "tilescale.loaded"
 
 @dataclass(frozen=True)
 class DeferredSignal:
-    """A deferred signal: a variable has the flag's address, 0 for none.
-
-    Attributes:
-        flag, value, op: the operands of the signal.
-    """
+    """A deferred signal: a variable has the flag's address, 0 for none. `flag`, `value`, `op`: the operands of the
+    signal."""
 
     variable: ir.Buffer
     flag: ir.Call
@@ -163,8 +160,7 @@ def flush() -> ir.Stmt:
 
 def complete(left: int, signals: ir.Stmt) -> ir.Stmt:
     """The mark at which all copies but the last `left` are completed and then signalled; without signals, their tiles
-    are free.
-    """
+    are free."""
     return ir.AttrStmt(ir.StringImm(COMPLETE), COMPLETE, ir.IntImm("int32", left), signals)
 
 

@@ -38,8 +38,7 @@ WIDE = 16
 
 AT_ONCE = 8
 """Loads or stores of a thread of a communication warpgroup between two iterations of a loop: stock TileLang unrolls all
-of a tile's, which take more registers than the warpgroup has.
-"""
+of a tile's, which take more registers than the warpgroup has."""
 
 
 def tile_of(stage: DeviceStage, region: ir.Call) -> TileRegion:

@@ -40,8 +40,7 @@ from tilescale.passes.structure import location
 
 _COMPLETES = ("tilescale::complete_stores", "tilescale::barrier", "tilescale::leave")
 _ORDERS_ALL = ("tilescale::put", "tilescale::get", "tilescale::start_put")
-"""Prefixes of the names of device functions that complete bulk stores, and of those for which all threads synchronize.
-"""
+"""Prefixes of names of device functions that complete bulk stores, and for which all threads synchronize."""
 
 
 @dataclass(eq=False)
@@ -360,8 +359,7 @@ class _Hazards:
         """Whether stock TileLang may not order two accesses of shared memory: two stores, or a store and a load one of
         which is in a branch or a unit without the other. An `else`, and what follows a branch, count as ordered there
         if the branch has a barrier. Two statements in succession by few threads become one branch, with the barrier
-        inside. Roles order their channels, and slots their reuse.
-        """
+        inside. Roles order their channels, and slots their reuse."""
         if earlier.access.writes and later.access.writes:
             return True
         tiles = self.phase.roles.tiles

@@ -104,8 +104,7 @@ class HierarchicalExchange:
 
     def scatter(self, source: TileRegion, axis: int, groups: int) -> list[ir.Stmt]:
         """Part (g, p) of a tile along an axis goes to the device of position p here, to part (g, this device's
-        position) of `near`.
-        """
+        position) of `near`."""
         count = groups * self.inside
         part, begins = parts(source, axis, count)
         if not source.in_registers:
@@ -136,8 +135,7 @@ class HierarchicalExchange:
 
     def along_rail(self, source: Callable[[int], tuple[ir.Buffer, list[Any]]], count: int = 1) -> list[ir.Stmt]:
         """Send `count` consecutive parts to each group's device of this rail, into this group's parts of `rail`, and
-        wait for arrival.
-        """
+        wait for arrival."""
         space, begin = self.here("rail", self.across * count), self.at(self.across * count, self.group * count)
         extents, rest = [count, *self.part], [0] * len(self.part)
         received = nvshmem.StridedTile.of(space, [begin, *rest], extents)

@@ -11,8 +11,7 @@ from tilescale.program.model import DevicePhase
 
 QUEUE, QUEUE_BETWEEN, JOIN = "queue", "queue between nodes", "join"
 """Values of `HostStep.impl` other than mechanisms: the device's copy queue executes it asynchronously; the queues of
-sender and receiver do; and, without an operation, later work waits for the queue.
-"""
+sender and receiver do; and, without an operation, later work waits for the queue."""
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,7 @@ def _is_constant(made: Collective, target: LoweringTarget) -> bool:
 
 
 def _by_tiles(made: Collective, target: LoweringTarget) -> bool:
-    """Requires a single level, whose devices share memory: programs synchronize with their counterparts on all devices.
-    """
+    """Requires one level, whose devices share memory: programs synchronize with their counterparts on all devices."""
     return _is_constant(made, target) and len(target.sizes) == 1 and target.group_size == target.devices
 
 
@@ -185,8 +184,7 @@ ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("broadcast", "copy_engine"): _COPIES,
 }
 """(operation, algorithm) -> implementations on whole tensors, the first able one of which is used. Preferred algorithms
-of an operation come first.
-"""
+of an operation come first."""
 
 _PARTS_OF_TILES = dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all", "broadcast"), "direct")
 
@@ -206,8 +204,7 @@ WITH_FUNCTION = "one_shot"
 
 def _played(name: str) -> tuple[Implementation, ...]:
     """A kernel that plays an algorithm's rounds, only on request: the estimates are less accurate for it than for
-    specialized kernels.
-    """
+    specialized kernels."""
 
     def able(made: Collective, target: LoweringTarget) -> bool:
         if not _by_kernel(made, target):

@@ -46,8 +46,7 @@ class LoweredKernel:
 @cache
 def prelude(package: str, *headers: str) -> str:
     """The device functions of a kernel, some from the package of an instruction set; a part of its text, so of every
-    cache key.
-    """
+    cache key."""
     return "".join(header(name, package) + "\n" for name in ("memory.cuh", "sync.cuh", "combine.cuh", *headers))
 
 
@@ -114,8 +113,7 @@ def _attributes(program: Program, ordered: bool) -> dict[str, Any]:
 
 def _ordered(body: ir.Stmt) -> ir.Stmt:
     """A body with its rasterization (`T.use_swizzle`) around all of it: statements before it would not use the new
-    order.
-    """
+    order."""
     orders: list[ir.AttrStmt] = []
 
     def leave(node: ir.Node) -> Any:

@@ -15,15 +15,13 @@ from tilescale.program.model import Launch
 
 SYNC = trace.register_op("tilescale.sync")
 """sync([begin, threads]): synchronize the named threads, by default those that execute it; each one's earlier writes to
-shared memory are then visible to the others. Hardware barriers are assigned when all are known (barriers.py).
-"""
+shared memory are then visible to the others. Hardware barriers are assigned when all are known (barriers.py)."""
 
 UNIT = "tilescale.unit"
 """AttrStmt key: the statements inside are executed by a unit inside the program (`ExecutingThreads`)."""
 
 CARRIER = "carrier"
-"""Annotation of an operation between devices that do not all share memory: the library that executes it (internode.py).
-"""
+"""Annotation of an operation between devices without shared memory: the library for it (internode.py)."""
 
 CARRIED = frozenset((ops.COPY.name, ops.SIGNAL.name, ops.ATOMIC_ADD.name, *ops.COLLECTIVES))
 """Operations of programs that a library can execute."""
@@ -57,8 +55,7 @@ ATOMIC_LOAD = trace.register_op("tilescale.atomic_load")
 
 TURN = trace.register_op("tilescale.turn")
 """turn(loop, condition, decides, polls) -> int32: whether a loop continues (1), by its condition, whose value depends
-on numbers that `decides` mixes; 0: it ends, 2: it polled in vain (polling.cuh).
-"""
+on numbers that `decides` mixes; 0: it ends, 2: it polled in vain (polling.cuh)."""
 
 LOADER = "tilescale.loader"
 """AttrStmt key: the producer executes the statements inside (role_graph/split.py)."""
@@ -146,8 +143,7 @@ def sync(by: ExecutingThreads | None = None) -> ir.Stmt:
 
 def acquired(*barrier: ir.Stmt) -> ir.Stmt:
     """A barrier after which others' earlier writes are visible here, also to bulk copies; or no barrier if none is
-    needed.
-    """
+    needed."""
     return tir.sequence([*barrier, tir.evaluate(tir.extern("tilescale::acquired"))])
 
 

@@ -22,8 +22,7 @@ READING = {ops.SIGNAL.name: "signal", ops.WAIT.name: "wait", ops.COPY.name: "cop
 
 def read_before(call: ir.Call) -> tuple[list[ir.Stmt], ir.Call]:
     """The loads of the operands of a signal, wait or remote copy that lie in memory, and the operation with the
-    variables.
-    """
+    variables."""
     reads: list[ir.Stmt] = []
 
     def settled(expr: ir.PrimExpr) -> ir.PrimExpr:

@@ -39,8 +39,7 @@ def _atomic_add(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 
 
 def _element(stage: DeviceStage, made: AtomicAdd) -> ir.Stmt:
-    """One update for the unit; each thread of a level of threads, and each element of a parallel loop, makes its own.
-    """
+    """One update for the unit; threads of a level, and elements of a parallel loop, make their own."""
     site = _site(stage, made)
     if made.previous is None and made.order == "relaxed":
         add = tir.evaluate(_addition(stage, made, made.target, stage.expr(made.value), site))

@@ -111,7 +111,6 @@ class RolePhase:
 
     @classmethod
     def declined(cls, stmt: ir.Stmt, reason: str) -> RolePhase:
-        """A phase in one role, and the reason."""
         return cls(stmt, notes=(f"T.Pipelined without a producer: {reason}",))
 
 

@@ -81,8 +81,7 @@ class SendPipelines:
 
 
 def _is_dead_after(loop: ir.For, tile: ir.Buffer, phase: ir.Stmt) -> bool:
-    """Whether a tile is dead after a loop: the first later statement that names it writes all of it, or there is none.
-    """
+    """Whether a tile is dead after a loop: the first later statement that names it, if any, writes all of it."""
     in_order = list(ir.statements(phase))
     if any(isinstance(s, ir.For | ir.While) and not s.same_as(loop) and _has(s, loop) for s in in_order):
         return False
@@ -220,8 +219,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 
 def _sends(stmt: ir.Stmt, tile: ir.Buffer, copies: list[ir.Call]) -> int | None:
-    """Number of copies of a tile to peers that a statement makes, which are collected; None if it does anything else.
-    """
+    """Number of copies of a tile to peers that a statement makes, which are collected; None if it does more."""
     if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.SERIAL:
         inner = [s for s in flat(stmt.body) if not isinstance(s, ir.Bind)]
         pure = all(_is_pure(s.value) for s in flat(stmt.body) if isinstance(s, ir.Bind))

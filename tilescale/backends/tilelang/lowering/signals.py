@@ -209,8 +209,7 @@ def _barrier(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 
 def epochs(stage: DeviceStage, level: str, part: str = "") -> ir.Buffer:
     """Number of barriers of this device's programs with their counterparts on the siblings of a level, or a part of
-    them, at each slot.
-    """
+    them, at each slot."""
     name = f"barrier_epochs{_suffix(stage, level)}{part}"
     return stage.workspace(name, (stage.window,), "int32", symmetric=False)
 

@@ -23,11 +23,8 @@ from tilescale.backends.tilelang.lowering.phase import Phase, Stage
 
 
 class Signature(Stage):
-    """A stage with parameters, created at the first request, in the order of requests.
-
-    Attributes:
-        parameters, arguments, sites, reached: as those of `KernelParameters`, so far.
-    """
+    """A stage with parameters, created at the first request, in the order of requests. `parameters`, `arguments`,
+    `sites`, `reached`: as those of `KernelParameters`, so far."""
 
     def __init__(self, phase: Phase):
         super().__init__(phase)

@@ -48,8 +48,7 @@ class _Branch:
 
 def apart(phase: GridPhase, launch: Launch, program: Program, machine: Machine) -> list[tuple[GridPhase, Launch]]:
     """The grids of a grid's branches, the first programs' first; the grid itself if it does not consist of two
-    branches.
-    """
+    branches."""
     branch = _branch(phase.stmt, launch)
     if branch is None or launch.cluster_size > 1 or _orders(phase, program) or _names_program(phase, machine):
         return [(phase, launch)]
@@ -93,8 +92,7 @@ def _branch(stmt: ir.Stmt, launch: Launch) -> _Branch | None:
 
 
 def _orders(phase: GridPhase, program: Program) -> bool:
-    """Whether a program of the grid may wait for another one: for its signal, or for a copy that waits for the signal.
-    """
+    """Whether a program of the grid may wait for another one: for its signal, or a copy that waits for the signal."""
     effects = names_of(program).all_effects(phase.stmt)
     return bool(effects.acquires and effects.releases or effects.synchronizes) or effects.opaque
 

@@ -181,8 +181,7 @@ def is_bulk_store(call: ir.Call) -> bool:
 
 def must_keep_order(loop: ir.For, phase: ir.Stmt) -> bool:
     """Whether a loop must not be pipelined: it would load before one of its waits, or has a tile that is used outside
-    it too.
-    """
+    it too."""
     outside = {tile.data for tile in _named(phase, loop, _tile_of)}
     written = _named(loop, None, lambda n: _tile_of(n) if tiles.is_region(n) and tiles.access_of(n) == "w" else None)
     return ir.contains(loop.body, orders) or any(tile.data in outside for tile in written)

@@ -121,8 +121,7 @@ def of_loops(
 
 
 def of_condition(condition: ir.PrimExpr, known: PhaseBuffers) -> ThreadMap | None:
-    """The map of a branch that one thread takes, with a constant index; None if another one may take it too, or later.
-    """
+    """The map of a branch that one thread takes, with a constant index; None if another may take it too, or later."""
     equal = [test for test in ir.conjuncts(condition) if isinstance(test, ir.EQ)]
     sides = [pair for test in equal for pair in ((test.a, test.b), (test.b, test.a))]
     index = {thread: ir.constant(number) for thread, number in sides if thread in known.threads}
@@ -132,8 +131,7 @@ def of_condition(condition: ir.PrimExpr, known: PhaseBuffers) -> ThreadMap | Non
 
 def _held(stmt: ir.Stmt, by: ExecutingThreads) -> frozenset[ir.Var]:
     """Data variables of fragments whose elements each belong to one thread: accumulators of GEMMs, and spread
-    fragments.
-    """
+    fragments."""
     found = list(steps(stmt, by.threads, _unit))
     products = [Gemm.of(s.value) for s, _ in found if isinstance(s, ir.Evaluate) and ir.op_name(s.value) == tl.GEMM]
     return spread(found) | {ir.region_parts(product.c)[0].data for product in products}

@@ -92,8 +92,7 @@ def take_parts(
     copied: Callable[[int, ir.Call], ir.Stmt],
 ) -> list[ir.Stmt]:
     """Set `count` parts of a tile along an axis: of a fragment by `element`, from the number of a part and the indices
-    in it; of other tiles each by `copied`, from its number and its region.
-    """
+    in it; of other tiles each by `copied`, from its number and its region."""
     part, begins = parts(target, axis, count)
     if not target.in_registers:
         return [copied(number, target.region("w", begin, part)) for number, begin in enumerate(begins)]

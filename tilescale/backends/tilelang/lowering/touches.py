@@ -104,8 +104,7 @@ class MemoryAccess:
 
     def in_later_turn(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> MemoryAccess:
         """An access in an earlier iteration of a loop, as seen by a later one; `bound` are the names that the loop
-        binds.
-        """
+        binds."""
         seen = replace(self._without(bound), key=(*self.key, loop))
         if not isinstance(loop, ir.For):
             return seen
@@ -175,11 +174,8 @@ class AccessCollector:
     _whole: dict[ir.Stmt, set[ir.Var]] = field(default_factory=dict)
 
     def of(self, stmt: ir.Stmt, by: ExecutingThreads, depth: int, thread: Any) -> list[MemoryAccess]:
-        """The accesses of a statement and its inner statements.
-
-        Args:
-            thread: the thread of an access whose index is the same in all threads: `EVERY`, the map of the single one
-                that executes the statement, or None if it may be any.
+        """The accesses of a statement and its inner statements. `thread`: the thread of an access whose index is the
+        same in all threads: `EVERY`, the map of the single one that executes the statement, or None if it may be any.
         """
         inside = BoundVariables.of(stmt)
         thread_of = self._thread(stmt, by, thread)
@@ -269,7 +265,6 @@ class AccessCollector:
     # -- which thread ------------------------------------------------------------------------------------------------
 
     def _thread(self, stmt: ir.Stmt, by: ExecutingThreads, thread: Any) -> Callable[[Any], Any]:
-        """The thread of an access of a statement."""
         if isinstance(thread, ThreadMap):
             return lambda access: thread
         if isinstance(stmt, ir.For):

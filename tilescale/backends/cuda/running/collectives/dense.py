@@ -17,8 +17,7 @@ Change = Callable[["torch.Tensor"], list[StreamWork]]
 """A change of a contiguous tensor in place."""
 
 Exchange = Callable[["torch.Tensor", "torch.Tensor"], list[StreamWork]]
-"""An exchange between contiguous tensors, from the first to the second, each cut into parts along the first dimension.
-"""
+"""An exchange between contiguous tensors from the first to the second, each cut along the first dimension."""
 
 
 def in_place(given: Operands, change: Change) -> list[StreamWork]:

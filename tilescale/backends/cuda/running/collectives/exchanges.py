@@ -45,23 +45,19 @@ FLAG_BYTES = 8
 
 STEPS, AGREEING = 2.0, 0.25
 """In latencies of the network: the two additional steps of long messages, and the agreement of a line's threads (0.3 to
-0.4 us on two H200).
-"""
+0.4 us on two H200)."""
 
 ADDED = {"words": 1.0, "lines": 0.3}
 """Additional time of short messages, relative to the transfer time of their data. Words have as many bytes of flags as
 of data. A block sends all its lines before it polls for others', where long messages overlap: all-gathers on two H200
-take 11.1 us for 2 MiB of each by lines and 12.5 by long messages, for 4 MiB 19.7 and 19.0, for 8 MiB 37.6 and 31.7.
-"""
+take 11.1 us for 2 MiB of each by lines and 12.5 by long messages, for 4 MiB 19.7 and 19.0, for 8 MiB 37.6 and 31.7."""
 
 SMALLEST_SLOT, LARGEST_SLOT = 8192, 32768
 """Bytes of a long message: the minimum, so that every thread stores some; and the maximum, divided by the number of
-peers.
-"""
+peers."""
 
 FEWEST_THREADS, ROW_THREADS = 128, 256
-"""Minimum threads of a block; and maximum of one in a cluster that has a row: then registers last for several on an SM.
-"""
+"""Minimum threads of a block; and maximum in a cluster that has a row: registers last for several on an SM."""
 
 ROW_UNITS = {2: 2}
 """Units of a row per thread, by ranks; one for more ranks, whose messages take more registers."""
@@ -74,8 +70,7 @@ SETS = {"reduce_twice": 2}
 
 MOVING = ("move",)
 """Functions that can store straight into symmetric targets (headers/moved_messages.cuh). A broadcast gained 13 us by it
-at 128 MiB, and lost 35 at 256.
-"""
+at 128 MiB, and lost 35 at 256."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +99,7 @@ class MessageGrid(NamedTuple):
 
 def short_grid(nbytes: int, sms: int, sharing: int, most: int) -> MessageGrid:
     """The grid of short messages in which `sharing` threads share a flag: a thread for each unit, up to `most` threads
-    in a block on each SM; for more units, each thread has several.
-    """
+    in a block on each SM; for more units, each thread has several."""
     flags = -(-nbytes // data_bytes(sharing))
     each = max(-(-flags * sharing // sms), FEWEST_THREADS)
     threads = round_up(-(-each // -(-each // most)), WARP)
@@ -153,8 +147,7 @@ class RowGrid(NamedTuple):
 def rows_grid(rows: int, nbytes: int, whole: int, room: KernelCapacity, sharing: int) -> RowGrid:
     """The grid of short messages for rows of `nbytes` bytes, which clusters of blocks process one after another. Few
     rows have as many blocks as are resident at once, up to a unit for each thread; many rows have few blocks, with
-    several units for each thread, so that more rows are in flight. Parts are multiples of `whole` bytes.
-    """
+    several units for each thread, so that more rows are in flight. Parts are multiples of `whole` bytes."""
     units = -(-nbytes // data_bytes(sharing)) * sharing
     fewest = power_of_two(-(-units // (room.threads * room.units)))
     useful, free = (power_of_two(n + 1) // 2 for n in (units // FEWEST_THREADS, room.blocks // rows))

@@ -32,7 +32,6 @@ FUNCTIONS = {"all_gather": ("gather", 1), "reduce_scatter": ("scatter", 1), "all
 
 
 def kernel(context: ProgramContext, placed: PlacedCollective) -> HeaderKernel:
-    """The kernel of such a collective."""
     function, _ = FUNCTIONS[placed.made.name]
     return HeaderKernel(function, FORM, normalising(placed.dtype), placed.team(context).size)
 

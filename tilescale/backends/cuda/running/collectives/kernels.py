@@ -36,8 +36,7 @@ C_TYPES = {
 
 THREADS, SHORT_THREADS = 512, 640
 """Maximum threads of a block, and of one that exchanges short messages with few ranks: 1 MiB of a rank then has as many
-lines as the blocks of an H200 have threads.
-"""
+lines as the blocks of an H200 have threads."""
 
 SHORT = {"words": "tilescale::InWords", "lines": "tilescale::InLines"}
 """Forms of short messages, and their types in headers/short_messages.cuh."""
@@ -158,8 +157,7 @@ class ExchangeArgument(ctypes.Structure):
 
 @cache
 def functions(code: bytes, kernel: HeaderKernel, device: int) -> dict[bool, Any]:
-    """The kernels loaded on a device, for aligned and for other addresses. Raises DeviceError: an error of the driver.
-    """
+    """The kernels loaded on a device, for aligned and for other addresses. Raises DeviceError: a driver error."""
     module = driver.call("cuModuleLoadData", code)
     return {
         aligned: driver.call("cuModuleGetFunction", module, kernel.name(aligned).encode()) for aligned in (True, False)

@@ -134,8 +134,7 @@ class _Rows:
 
     def summed(self, tensors: Mapping[str, torch.Tensor | None]) -> StreamWork:
         """A launch that sums and normalizes the rows of contiguous tensors, by their names in `TENSORS`. Collective if
-        it needs a new workspace.
-        """
+        it needs a new workspace."""
         own, of, source = self._own, self._shape, tensors["source"]
         assert source is not None
         form, rows = of.form(source.nbytes), source.nbytes // of.row

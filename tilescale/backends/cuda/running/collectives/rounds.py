@@ -133,8 +133,7 @@ class RoundsKernel:
         self._site = placed.site(context)
 
     def between(self, source: torch.Tensor, target: torch.Tensor, root: int = 0) -> list[StreamWork]:
-        """A launch that plays the rounds on contiguous tensors of equal bytes. Collective if it needs a new workspace.
-        """
+        """A launch that plays the rounds on contiguous tensors of equal bytes. Collective with a new workspace."""
         if self.team.size == 1 or not target.nbytes:
             return []
         elements, pieces = target.nbytes // self._bytes, self._pieces

@@ -55,8 +55,7 @@ class PlacedCollective:
 class Operands:
     """The tensors of a call on this device, the same one where it works in place; the root of a broadcast. For an
     all-to-all of unequal parts: the row counts to and from each rank. For an all-reduce with a norm: the weight and the
-    bias, the normalized rows, the residual, and the float8 rows with their scales.
-    """
+    bias, the normalized rows, the residual, and the float8 rows with their scales."""
 
     source: torch.Tensor
     target: torch.Tensor

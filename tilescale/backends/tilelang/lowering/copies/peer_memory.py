@@ -46,8 +46,7 @@ def _in_bulk(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 
 def ahead(phase: Phase, call: ir.Call) -> ir.Call | None:
     """A remote TMA load that the producer issues, for a copy from a peer; None if it cannot be one, or another
-    mechanism is requested.
-    """
+    mechanism is requested."""
     if by_nvshmem(call) or ir.attribute(call, "impl") not in (None, BULK):
         return None
     notes = {**dict(call.annotations), "impl": ir.StringImm(BULK), AHEAD: ir.IntImm("int32", 1)}

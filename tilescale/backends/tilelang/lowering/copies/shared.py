@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Copies between units of a program: a sibling's tile in shared memory is accessed in place, registers through slots.
-"""
+"""Copies between units of a program: a sibling's shared memory is accessed in place, registers through slots."""
 
 from __future__ import annotations
 

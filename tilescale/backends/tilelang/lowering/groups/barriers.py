@@ -40,11 +40,7 @@ def lower(phase: Phase) -> Phase:
 
 
 class _Barriers:
-    """The barriers of one phase.
-
-    Attributes:
-        numbers: (first thread, threads) of a synchronizing unit -> the hardware barrier.
-    """
+    """The barriers of one phase. `numbers`: (first thread, threads) of a synchronizing unit -> the hardware barrier."""
 
     def __init__(self, whole: ExecutingThreads, threads: int):
         self.whole, self.threads = whole, threads

@@ -69,10 +69,7 @@ def _allreduce(clone: UnitClone, call: ir.Call) -> ir.Stmt:
 
 def _in_halves(clone: UnitClone, tile: TileRegion, op: str, enough: bool) -> ir.Stmt:
     """Each of two units stores the other's half of the columns, and adds to its half; then they exchange the sums.
-
-    Args:
-        enough: whether the sum of the unit's half is enough.
-    """
+    `enough`: whether the sum of the unit's half is enough."""
     unit = clone.unit
     mine, half = unit.number, tile.extents[-1] // 2
     # Threads of a warp hold 8 rows: apart by 8 words they lie in different banks.

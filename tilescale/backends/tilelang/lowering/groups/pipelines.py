@@ -49,11 +49,7 @@ Statements: TypeAlias = Callable[[Sequence[ir.Stmt], UnitThreads, UnitClone, fro
 
 
 class UnitPipelines:
-    """The asynchronous loops of a phase.
-
-    Attributes:
-        loops: them, in order.
-    """
+    """The asynchronous loops of a phase. `loops`: them, in order."""
 
     def __init__(self, stage: GroupStage):
         self.stage = stage
@@ -149,7 +145,6 @@ class UnitPipelines:
     # -- the loader ----------------------------------------------------------------------------------------------------
 
     def loader(self) -> list[ir.Stmt]:
-        """The statements of the loader, if there is one."""
         if not self.loops:
             return []
         # Only one of its warps: a warp that sees a phase of a barrier late may miss the next one, and wait forever.

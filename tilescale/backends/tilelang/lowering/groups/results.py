@@ -21,8 +21,7 @@ from tilescale.program.operations import Collective
 
 TURNS_ABOVE = 32 * 1024
 """Bytes of all units' tiles above which an all-reduce does not use slots for all of them: two tiles of accumulators of
-usual size would take all of shared memory.
-"""
+usual size would take all of shared memory."""
 
 COLUMNS = 8
 """Of a matrix instruction's result that a thread holds elements of: halves fall apart between such groups."""

@@ -39,11 +39,7 @@ def lower(phase: Phase) -> Phase:
 
 
 class _ThreadGroups(GroupStage):
-    """The walk over the statements of a program.
-
-    Attributes:
-        used: whether units have executed any.
-    """
+    """The walk over the statements of a program. `used`: whether units have executed any."""
 
     def __init__(self, phase: Phase):
         super().__init__(phase)

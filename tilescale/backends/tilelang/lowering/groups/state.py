@@ -117,8 +117,7 @@ class GroupStage(Stage):
 
     def exclusive(self) -> tuple[tuple[str, ...], ...]:
         """The units' parts of the same tile in registers, by name; a name that the user has given too may be another
-        tile.
-        """
+        tile."""
         given = {buffer.name for buffer in self._buffers.values()}
         groups: dict[tuple, list[str]] = {}
         for (*tile, unit), buffer in self._made.items():

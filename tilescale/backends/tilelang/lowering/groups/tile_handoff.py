@@ -86,11 +86,8 @@ class TileHandoff:
     first: bool = False
 
     def over(self, body: ir.Stmt, rows: dict[ir.Var, int]) -> list[ir.Stmt]:
-        """The statements of an iteration, with waits and arrivals.
-
-        Args:
-            rows: of a part of each tile, by its data variable.
-        """
+        """The statements of an iteration, with waits and arrivals. `rows`: of a part of each tile, by its data
+        variable."""
         stmts = [piece for stmt in ir.in_order(body) for piece in _by_part(stmt, rows)]
         named = [self._named(stmt, rows) for stmt in stmts]
         last = {part: number for number, parts in enumerate(named) for part in parts}

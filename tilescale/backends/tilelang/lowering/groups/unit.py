@@ -15,11 +15,7 @@ from tilescale.hda import Level
 @dataclass(frozen=True)
 class UnitThreads:
     """The threads that execute a clone: one unit of a level of thread groups, or the whole program, which is around the
-    others.
-
-    Attributes:
-        number: its rank among `siblings` units.
-    """
+    others. `number`: its rank among `siblings` units."""
 
     level: str
     number: int

@@ -40,8 +40,7 @@ COMMUNICATING, STORING = 128, 64
 
 _COLUMNS = 128
 """Maximum columns of C in one instruction of a warpgroup concurrent with three others: its threads begin with 128
-registers, which must hold the instruction's operands.
-"""
+registers, which must hold the instruction's operands."""
 
 _SQUARE = 0
 """TileLang's policy to share out rows and columns of C alike."""
@@ -152,8 +151,7 @@ class EpilogueSplit:
 
     def check(self) -> None:
         """Raise where the next iteration's `first`, and the computation of its tile, must not precede this one's
-        `rest`, which begins with a collective.
-        """
+        `rest`, which begins with a collective."""
         self._check_operations()
         if self._effects(self._computing()).orders:
             raise Declined("the computation of the tile waits, signals or synchronizes")

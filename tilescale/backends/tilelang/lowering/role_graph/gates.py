@@ -42,10 +42,7 @@ def flag_of(wait: ir.Call) -> ir.Buffer:
 
 def is_lasting(order: Dependence, wait: ir.Call, effects: Effects) -> bool:
     """Whether a wait may be made earlier than in the order of a phase: what it finds is then still what it waits for.
-
-    Args:
-        effects: of all that the phase does.
-    """
+    `effects`: of all that the phase does."""
     flag = order.names.root(flag_of(wait).data)
     grown = [release.flag for release in effects.releases if _adds(release)]
     updates = [access for access in effects.writes if access.root.same_as(flag)]
@@ -82,7 +79,6 @@ class LoadGates:
 
     @property
     def waits(self) -> list[ir.Call]:
-        """The waits that the loader makes."""
         return waits_of(self.steps)
 
     def ordered(self) -> tuple[GatedStep, ...]:

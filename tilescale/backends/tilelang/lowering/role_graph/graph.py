@@ -94,11 +94,8 @@ class RoleGraph:
         return any(role.name in (COMMUNICATE, STORE) for role in self.roles)
 
     def with_registers(self, machine: Machine, blocks: int = 1) -> RoleGraph:
-        """The graph with register counts: each role's need, and the remainder for consumers.
-
-        Args:
-            blocks: number of blocks that an SM should hold.
-        """
+        """The graph with register counts: each role's need, and the remainder for consumers. `blocks`: number of blocks
+        that an SM should hold."""
         compute, *others = self.roles
         polls = any(channel.gates for channel in self.channels) or others[-1].name == STORE
         needs = {LOAD: POLLING if polls else LOADING, COMMUNICATE: COMMUNICATING, STORE: POLLING}

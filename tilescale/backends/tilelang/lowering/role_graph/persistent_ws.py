@@ -133,8 +133,7 @@ class _Names(defaultdict[str, list[str]]):
 
 def _together(stmts: Sequence[ir.Stmt]) -> list[ir.Stmt]:
     """Statements as one; its copies into shared memory are complete when its threads continue, as no wait for them
-    follows.
-    """
+    follows."""
     if not stmts:
         return []
 

@@ -63,11 +63,8 @@ def _written(program: Program) -> set[ir.Var]:
 
 
 class _Rings(Stage):
-    """The walk over a phase.
-
-    Attributes:
-        empty: data variable of the mbarriers of a ring's full stages -> those of its empty ones.
-    """
+    """The walk over a phase. `empty`: data variable of the mbarriers of a ring's full stages -> those of its empty
+    ones."""
 
     def __init__(self, phase: Phase):
         super().__init__(phase)

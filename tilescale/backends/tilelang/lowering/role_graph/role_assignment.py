@@ -56,12 +56,8 @@ from tilescale.program.model import Launch
 
 
 def assign(phase: Phase, has_epilogue_role: bool = True) -> RolePhase:
-    """The roles of a phase's statements.
-
-    Args:
-        has_epilogue_role: whether a dedicated role may execute the epilogue while the consumers compute the next
-            iteration.
-    """
+    """The roles of a phase's statements. `has_epilogue_role`: whether a dedicated role may execute the epilogue while
+    the consumers compute the next iteration."""
     elects = _RolePhase(phase).elects
     machine = phase.target.machine
     is_bulk = lambda call: phase.choice(call).name == BULK  # noqa: E731
@@ -343,8 +339,7 @@ class _LoopPath:
 
     def _check_ahead(self, loaded: set[ir.Var]) -> None:
         """Check that the producer may begin the next iteration of an enclosing loop while the consumers finish this
-        one.
-        """
+        one."""
         order = self.whole.order
         effects = order.names.all_effects(self.around)
         tensors = {order.names.root(data) for data in loaded}

@@ -31,11 +31,8 @@ APART = "tilescale.apart"
 def producer_graph(
     launch: Launch, machine: Machine, phase: ir.Stmt, concerns: Callable[[ir.Stmt], bool] = lambda stmt: True
 ) -> RoleGraph:
-    """The roles of a program in which warps load ahead; none if its loads cannot be split off.
-
-    Args:
-        concerns: whether the producer runs a loop or branch.
-    """
+    """The roles of a program in which warps load ahead; none if its loads cannot be split off. `concerns`: whether the
+    producer runs a loop or branch."""
     x, y, z = launch.threads
     added = WARP if x % WARPGROUP else WARPGROUP
     if x % WARP or y * z > 1 or x + added > most_threads(machine) or _is_unforeseen(phase, set(), concerns):
@@ -96,8 +93,7 @@ class _Split:
 
     def at_the_end(self, stmt: ir.Stmt) -> ir.Stmt:
         """A program with its loads after all other statements. Their text is first: tiles after a loop may then share
-        memory with its rings.
-        """
+        memory with its rings."""
         stmts = list(stmt.seq) if isinstance(stmt, ir.SeqStmt) else [stmt]
         loads = next(filter(is_loading, stmts), None)
         if loads is None:

@@ -64,11 +64,8 @@ def _fits(graph: RoleGraph, func: ir.PrimFunc, target: dict[str, str]) -> bool:
 
 
 def proposed(phase: Phase, has_epilogue_role: bool = True) -> Phase:
-    """A phase with the roles that it has if TileLang agrees.
-
-    Args:
-        has_epilogue_role: whether the epilogue may overlap the next iteration.
-    """
+    """A phase with the roles that it has if TileLang agrees. `has_epilogue_role`: whether the epilogue may overlap the
+    next iteration."""
     if phase.ordered or phase.launch.cluster_size > 1:
         return _with(phase, RolePhase(phase.stmt))
     return _with(phase, assign(phase, has_epilogue_role))
