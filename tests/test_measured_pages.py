@@ -17,6 +17,7 @@ MADE = {
     "how-fast": {"operators": tables.operators},
     "one-launch": {"simulated layers": tables.simulated_layers},
     "operators/experts": {"experts": tables.experts, "float8 experts": tables.float8_experts},
+    "operators/float8": {"float8 collectives": tables.float8_collectives},
     "notes/measured-races": {"races": tables.races},
     "notes/host-time": {"eager collectives": tables.eager_collectives},
     "notes/gemm-experiments": {"forms": tables.forms},

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from docs.figures.charts import LABELS, MODES, WORKS, Row, measured
@@ -137,15 +137,26 @@ def _layers(dtype: str) -> Iterator[dict[str, Row]]:
 
 def eager_collectives() -> str:
     """Eager calls of collectives: ours and NCCL's microseconds, and the median ratio of the rounds."""
+    return _collectives("eager", OPERATIONS, "nccl", lambda of: of["tilescale"]["ratio"])
+
+
+def float8_collectives() -> str:
+    """Collectives in CUDA graphs: microseconds of bfloat16 and of float8, and the times' ratio."""
+    narrow = "tilescale, float8 on the wire"
+    return _collectives("graph", OPERATIONS[:3], narrow, lambda of: of["tilescale"]["us"] / of[narrow]["us"])
+
+
+def _collectives(mode: str, names: Sequence[str], other: str, ratio: Callable[[dict[str, Row]], float]) -> str:
+    """Collectives with new results, of the sizes that another contender has, too: our time, its time, and the ratio."""
     cells: dict[int, dict[str, str]] = {}
-    rows = [row for row in measured("new_results")["rows"] if row["mode"] == "eager"]
+    rows = [row for row in measured("new_results")["rows"] if row["mode"] == mode]
     for (work, extents), group in groupby(rows, lambda row: (row["work"], row["shape"])):
         of = {row["contender"]: row for row in group}
-        ours, nccl = of["tilescale"], of["nccl"]
-        cell = f"{ours['us']:.1f} / {nccl['us']:.1f} ({ours['ratio']:.2f})"
-        cells.setdefault(2 * extents[0] * extents[1], {})[work] = cell
-    lines = ([format_bytes(size), *(of[name] for name in OPERATIONS)] for size, of in sorted(cells.items()))
-    return table(["bytes of a rank", *(name.replace("_", "-") for name in OPERATIONS)], lines)
+        if other in of:
+            cell = f"{of['tilescale']['us']:.1f} / {of[other]['us']:.1f} ({ratio(of):.2f})"
+            cells.setdefault(2 * extents[0] * extents[1], {})[work] = cell
+    lines = ([format_bytes(size), *(of[name] for name in names)] for size, of in sorted(cells.items()))
+    return table(["bytes of a rank", *(name.replace("_", "-") for name in names)], lines)
 
 
 def simulated_layers() -> str:
