@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Back ends: `base.py` the manifest and the choice, `emulator/` the CPU, `cuda/` and `hip/` stock TileLang on GPUs of
-NVIDIA and AMD.
-
-`processes.py` compiles several kernels at once; `progress.py` shows a bar. `services.py` is the part of a manifest for
-operators, measurements and `tilescale doctor`.
-"""
+"""Back ends: their manifest and the choice between them; the CPU, and stock TileLang on GPUs of NVIDIA and AMD."""
 
 from tilescale.backends import cuda, emulator, hip
 from tilescale.backends.base import (

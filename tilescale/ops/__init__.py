@@ -1,48 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Finished operators for PyTorch, each a program of the language behind a `torch.library` operator.
-
-ag_gemm.py gemm_rs.py gemm_ar.py    GEMMs with overlapped communication; ag_gemm_programs.py: the first one's
-gemm_operators.py                   what operators with a GEMM share
-block_gemm.py                       block scales of all three, and the GEMM of one rank
-ag_columns_gemm.py gemm_ag.py       the same along columns
-all_gather.py reduce_scatter.py all_reduce.py broadcast.py all_to_all.py    collectives
-gather.py scatter.py                to and from one rank
-send_recv.py halo_exchange.py       messages between ranks, any number at once
-all_gather_v.py all_to_all_v.py     collectives of unequal parts
-float8_wire.py float8_lines.py      collectives that send numbers as float8, by one kernel and over any network
-all_reduce_rms_norm.py all_reduce_rms_norm_float8.py all_reduce_layer_norm.py    the end of a transformer block
-decode_step.py decode_weights.py decode_expert_weights.py    a model's decode step as one launch
-decode_program.py decode_products.py decode_inputs.py decode_attention.py decode_experts.py    the program of its layers
-decode_float8.py decode_sizes.py    its products with float8 weights, its sizes and tasks
-decode.py sequence_attention.py attention_backward.py    attention over several ranks; key_cache.py: of decode
-moe_layer.py moe_choice.py expert_programs.py    mixture of experts: the layer, its router, its programs
-moe_gradient.py                     its backward
-moe_float8.py expert_float8.py grouped_float8.py    the layer in float8, its program, its GEMMs
-moe_low_latency.py low_latency_program.py few_rows_gemm.py    the layer for few tokens, its program, its GEMMs
-expert_parallel.py                  models whose experts are split over the ranks
-moe_route.py moe_tables.py moe_dispatch.py grouped_gemm.py    its parts as separate operators
-linear.py siblings.py layer_products.py    layers, those with one input, and their operators
-parallelize.py                      the plan that puts them in models
-token_wise.py                       norms where tokens are split over the ranks
-partial_gradients.py                gradients of replicated values that meet a rank's features
-workspace.py                        symmetric and local workspaces, made once
-symm_mem.py                         replacements of PyTorch's fused operators; install.py: a report of them
-wide_results.py                     their float8 GEMMs with results in float16 and float32
-graph_pass.py graph_patterns.py     instead of functional collectives in inductor's graphs
-communicator.py allreduce_fusion.py engine_plugins.py    what vLLM and SGLang call
-transformers_styles.py              the layers as styles of Hugging Face transformers
-warm_up.py row_counts.py            all kernels of a model, compiled at once before it runs, for any row count
-group.py arguments.py kernels.py    teams, argument checks, cached kernels
-padding.py                          N and K of any number
-dtensors.py                         DTensors in and out
-operator.py                         what an operator of torch.library is, at the cost of its function
-plain_calls.py                      calls of public functions that repeat, recorded
-call_form.py                        arguments of a call but for their tensors
-products.py persistent.py layout.py row_exchange.py softmax.py sequence_parts.py    what programs share
-float8.py rounding.py               how products round bfloat16 to float8, forward and backward
-strategy.py                         whether a product is overlapped
-whole_tensors.py unfused.py chunks.py    without overlap, and between nodes
-"""
+"""Finished operators for PyTorch, each a program of the language behind a `torch.library` operator."""
 
 from typing import TYPE_CHECKING, NoReturn
 

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Programs on NVIDIA GPUs through stock TileLang.
 
-target.py         the compilation target of a machine
-lowered_cache.py  lowered programs on disk
-support.py        a lowered program: generated text without a GPU, an executable with one
-
 Folders: `headers` (device functions in PTX), `running` (on the GPUs), `native` (host code in C). `../tilelang` turns
 programs into TileLang functions.
 """

@@ -1,20 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The emulator: runs any program for any described machine on the CPU.
-
-    emulate.py      the entry: machine and extents
-    report.py       what it returns: activity, time, pictures
-    arguments.py    tensors bound to the program; pairs.py unpacks those with two elements in a byte
-    assumptions.py  values assumed by a run without data
-    remedies.py     the missing statement, found by reruns (again.py) with one statement more (edits.py)
-    compiled.py     a program as closures, kept from call to call
-    run.py          one emulation: units, statistics, deadlock reports
-    interpret/      statements and expressions of TIR as closures
-    operations/     semantics of operations, a family a file
-    execute/        coroutines, waits, residency on the machine
-    record/         the record that the simulation of time replays
-    checks/         observers that find bugs of programs
-    numerics/       arithmetic of operations, on numpy arrays
-"""
+"""The emulator: runs any program for any described machine on the CPU."""
 
 from __future__ import annotations
 

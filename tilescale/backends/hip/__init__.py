@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Text for AMD GPUs through stock TileLang: generated, not run.
 
-support.py  the compilation target of a machine; a lowered program: its HIP text
-
 `headers`: device functions in HIP. `../tilelang` turns programs into TileLang functions.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""NCCL. Its rounds are a model: NCCL chooses its algorithm itself.
+"""The collectives of NCCL: their rounds are a model, as NCCL chooses its algorithms itself.
 
 A ring for each port (its channels), all-to-alls pair by pair, a broadcast along a ring. It combines by CUDA's fmaxf and
 fminf, which drop a NaN.

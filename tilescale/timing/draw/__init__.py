@@ -1,15 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Views of timelines: text, pictures, interactive pages, and traces for Perfetto.
-
-    text.py         duration, bound, utilisation, critical path and waits in words
-    trace.py        the trace event format that Perfetto and Chrome open
-    tracks.py        rows for what an engine does at a time
-    shares.py       what many engines do at a time, as shares
-    picture.py      rows of units over time, by matplotlib
-    interactive.py  an interactive page, by Bokeh
-    columns.py      the data of such a page
-    files.py        errors of writing a file
-"""
+"""Views of timelines: text, pictures, interactive pages, and traces for Perfetto."""
 
 from collections.abc import Mapping
 from os import PathLike, fspath

@@ -1,18 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks: observers that find bugs which a plain run does not show.
-
-    races.py            unordered accesses: clocks.py has the happens-before order, flags.py the signals a wait saw,
-                        states.py the last accesses to an element, explain.py the texts of reports,
-                        phases.py mbarriers whose next phase may complete before a wait for the last one,
-                        redundant.py redundant waits, witness.py all races of a run, for remedies
-    threads.py          races between threads of a block on device memory, where TileScale inserts no barriers
-    iterations.py       races between iterations of a parallel loop
-    in_program.py       common base of these two
-    initialization.py   uninitialized reads
-    replicas.py         replicas that differ
-    outputs.py          remarks: outputs written in part, tensors that became different between units
-    shadow.py text.py   shadow memory, one cell an element; texts that reports share
-"""
+"""Checks: observers that find bugs which a plain run does not show."""
 
 from __future__ import annotations
 

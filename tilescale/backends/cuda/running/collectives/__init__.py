@@ -1,16 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Collectives on whole tensors: the launches of each, by algorithm.
-
-setting.py                       the program around a collective, the tensors of a call, the ranks of a level
-by_messages.py                   by a kernel of our own, which exchanges messages with those of the peers, with:
-unequal.py normalised.py float8_lines.py  parts of unequal sizes, norms of sums, and floats sent as float8, through:
-exchanges.py workspaces.py       grids, forms and memory of messages
-kernels.py                       their CUDA text, compilation and launch
-rounds.py                        by any algorithm, whose rounds one kernel plays
-copy_engine.py nccl.py           by the copy engine; by NCCL
-hierarchical.py                  over groups that share memory: kernels inside, messages between
-dense.py                         tensors with gaps, and cut along other dimensions than the first
-"""
+"""Collectives on whole tensors: the launches of each, by algorithm."""
 
 from __future__ import annotations
 
