@@ -68,6 +68,7 @@ class Compilation(SimpleNamespace):
     """A kernel of one grid, which leaves a file when it is lowered, and one when it is compiled."""
 
     options: dict[str, object] = {}
+    program = SimpleNamespace(launches=(None,))
     is_compiled = False
     __hash__ = object.__hash__
 
@@ -121,6 +122,31 @@ def test_a_kernel_that_a_dry_run_calls_is_compiled_meanwhile(job: SimpleNamespac
     found = compiled(tmp_path, 2)
     assert set(found) == {"compiled 0", "compiled 2"} and job.log == []
     assert len(set.union(*found.values()) | {str(os.getpid())}) == 3
+
+
+def test_grids_of_a_kernel_are_compiled_together(job: SimpleNamespace, tmp_path: Path):
+    """Those of device phases, too, for which the program has no launch."""
+
+    class Grid(Compilation):
+        def run(self) -> None:
+            super().run()
+            while len(list(self.folder.glob("compiled *"))) < 2:
+                time.sleep(0.01)
+
+    class Several(Compilation):
+        program = SimpleNamespace(launches=(None, None))
+
+        def ahead(self, options: object) -> list[Grid]:
+            return [Grid(number=number, folder=self.folder) for number in range(3)]
+
+        def compilations(self) -> list[Compilation]:
+            return []
+
+    needed = ahead.NeededKernels()
+    needed.add(Several(number=0, folder=tmp_path, log=job.log))
+    ahead.compile_all(needed)
+    found = compiled(tmp_path, 3)
+    assert all(len(made) == 1 for made in found.values()) and found["compiled 0"] != found["compiled 1"]
 
 
 def test_programs_are_bound_while_their_kernels_are_compiled(job: SimpleNamespace, tmp_path: Path):
@@ -188,7 +214,7 @@ def test_nothing_is_forked_for_what_the_caches_have(
     for number in range(4):
         needed.add(Compilation(number=number, folder=tmp_path, log=job.log, is_compiled=True))
         needed.later[lambda *given: given, (number,)] = None
-    needed.begin()
+    needed.begin(4)
     assert forked == []
     needed.begin_later()
     assert forked == [(2, 1)]

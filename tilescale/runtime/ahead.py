@@ -36,6 +36,9 @@ LEAST_PRIORITY = 19
 class NeededKernels:
     """Kernels to compile: those of a run, whose compilation begins at once, and others for later runs.
 
+    The grids of a kernel are compiled by several processes. Each lowers the program first, which takes less time than
+    compiling a grid does.
+
     Attributes:
         now: the kernels of the run, the same on each rank.
         later: functions that find those of other row counts, with their arguments; estimates for all of them take as
@@ -56,16 +59,17 @@ class NeededKernels:
         self.now.append(kernel)
         if self._is_own(len(self.now)) and not kernel.is_compiled:
             self._unbegun.append(kernel)
-            if sum(bool(run.sentinels) for run in set(self.runs.values())) < self._most:
-                self.begin()
+            if (busy := sum(len(run.sentinels) for run in set(self.runs.values()))) < self.most:
+                self.begin(self.most - busy)
 
-    def begin(self) -> None:
-        """Begin the compilations that no process was left for."""
+    def begin(self, most: int) -> None:
+        """Begin the compilations that no process was left for, in up to `most` processes."""
         own, self._unbegun = self._unbegun, []
         if own and backends.compiles():
+            parts = [(kernel, len(kernel.program.launches)) for kernel in own]
+            grids = [partial(_compile, kernel, n, count) for kernel, count in parts for n in range(count)]
             jobs: list[Callable[[], Any]] = [kernel.lower for kernel in own]
-            jobs += [partial(_compile, kernel) for kernel in own]
-            self.runs |= dict.fromkeys(own, Running(jobs, min(self._most, len(own))))
+            self.runs |= dict.fromkeys(own, Running([*jobs, *grids], min(most, len(grids))))
 
     def wait_for_programs(self) -> None:
         """Wait until this rank's programs are lowered."""
@@ -82,7 +86,7 @@ class NeededKernels:
         """Begin those of other runs, which nothing waits for: in one process if this run's were in the caches."""
         if backends.compiles():
             own = [partial(self._compile_found, *each) for n, each in enumerate(self.later) if self._is_own(n)]
-            Running(own, self._most if self.runs else 1, LEAST_PRIORITY)
+            Running(own, self.most if self.runs else 1, LEAST_PRIORITY)
 
     def found(self) -> list[Kernel]:
         """The kernels of all row counts."""
@@ -101,13 +105,14 @@ class NeededKernels:
         return init().local_size
 
     @cached_property
-    def _most(self) -> int:
+    def most(self) -> int:
         return max(cores() // self._ranks, 1)
 
 
-def _compile(kernel: Kernel) -> None:
-    """Compile into the caches what needs no other rank, in a process that must not query the hardware."""
-    for each in kernel.lower().ahead(kernel.options):
+def _compile(kernel: Kernel, part: int = 0, parts: int = 1) -> None:
+    """Compile a part of the grids into the caches, which needs no other rank, in a process that must not query the
+    hardware."""
+    for each in kernel.lower().ahead(kernel.options)[part::parts]:
         each.pinned().run()
 
 
@@ -160,7 +165,7 @@ def compile_all(needed: NeededKernels) -> None:
     Raises the errors of a kernel's first call, except those of its arguments.
     """
     world = init()
-    needed.begin()
+    needed.begin(needed.most)
     needed.wait_for_programs()
     world.barrier()
     known = [each for kernel in needed.now for each in kernel.compilations()]
