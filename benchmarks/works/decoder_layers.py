@@ -43,7 +43,7 @@ class Way:
 
     Attributes:
         ours: whether by TileScale.
-        compiled: options of `torch.compile` for each; None: eager. dynamic=False: one number of tokens is timed.
+        compiled: options of `torch.compile` for each; None: eager.
         keeps: whether gathered tokens are kept for the backward pass.
     """
 
@@ -57,9 +57,9 @@ CONTENDERS = {
     "torch": Way(ours=False),
     "tilescale": Way(ours=True),
     "tilescale, gathered kept": Way(ours=True, keeps=True),
-    "torch, compiled": Way(ours=False, compiled={"dynamic": False}),
-    "tilescale, compiled": Way(ours=True, compiled={"dynamic": False, "fullgraph": True}),
-    "torch, async TP": Way(ours=False, compiled={"dynamic": False, "options": ASYNC}),
+    "torch, compiled": Way(ours=False, compiled={}),
+    "tilescale, compiled": Way(ours=True, compiled={"fullgraph": True}),
+    "torch, async TP": Way(ours=False, compiled={"options": ASYNC}),
 }
 
 
@@ -169,8 +169,13 @@ class Work:
             if way.compiled.get("options") is ASYNC:
                 enable_symm_mem_for_group(mesh.get_group().group_name)
             for layer in model.layers:
-                layer.compile(**way.compiled)
+                layer.compile(**way.compiled, dynamic=self._dynamic(way))
         return Steps(model, self.batch * self.tokens * self.family.hidden) if self.trains else torch.no_grad()(model)
+
+    def _dynamic(self, way: Way) -> bool | None:
+        """Whether sizes may change. One number of tokens is timed, but PyTorch's layers of experts have sizes that the
+        router decides, on the host: fixed ones would be compiled again in each step."""
+        return None if self.family.experts and not way.ours else False
 
 
 @functools.lru_cache(1)
