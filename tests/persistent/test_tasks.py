@@ -172,6 +172,25 @@ def test_counters_of_a_tensor_in_several_chunks_have_names_of_their_own(small: M
     assert [(c.name, c.shape) for c in counters] == [("phase0_X", (8,)), ("phase0_1_X", (2,))]
 
 
+def test_a_later_phase_waits_by_the_counters_of_another_one_for_a_few_more_tasks(small: Machine):
+    @T.prim_func
+    def twice(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((64, 32), "float32"), Z: T.Tensor((64, 32), "float32")):
+        with T.Kernel(8, threads=64) as row:
+            for i, j in T.Parallel(8, 32):
+                X[row * 8 + i, j] = 1
+        with T.Kernel(2, threads=64) as row:
+            for i, j in T.Parallel(32, 32):
+                Y[row * 32 + i, j] = X[row * 32 + i, j]
+        with T.Kernel(4, threads=64) as row:
+            for i, j in T.Parallel(16, 32):
+                Z[row * 16 + i, j] = X[row * 16 + i, j]
+
+    fused, tasks = persistent(twice, small)
+    assert [(n.counter.name, n.counter.shape) for n in tasks.needs] == [("phase0_X", (2,))] * 2
+    shapes = [(64, 32)] * 2
+    assert all(a.equal(b) for a, b in zip(ran(twice, shapes, 1, small), ran(fused, shapes, 1, small), strict=True))
+
+
 def test_iterations_of_a_loop_around_grids_follow_one_another(small: Machine):
     @T.prim_func
     def layers(X: T.Tensor((64, 32), "float32"), W: T.Tensor((3, 32), "float32"), Y: T.Tensor((64, 32), "float32")):

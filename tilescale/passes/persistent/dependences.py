@@ -24,6 +24,9 @@ from tilescale.passes.persistent.phases import Loop
 from tilescale.program.effects import ProgramNames
 from tilescale.program.tile_boxes import Boxes, TileAccesses
 
+WIDER, CHUNKS = 2, 2
+"""Factor of the number of tasks, and chunks, that a later task may wait for instead of another counter of a phase."""
+
 
 @dataclass(frozen=True)
 class Need:
@@ -149,8 +152,9 @@ class _Search:
             return needs
         tasks = Boxes.everything(before.grid.count)
         blocks = self.blocks if self.blocks < before.grid.count else None
-        counter = self._counter(earlier, Counter("done", tasks, (1,), blocks))
-        return [Need(earlier, later, counter, Boxes.everything(after.grid.count), tuple(roots))]
+        theirs = Boxes.everything(after.grid.count)
+        counter = self._counter(earlier, Counter("done", tasks, (1,), blocks), theirs)
+        return [Need(earlier, later, counter, theirs, tuple(roots))]
 
     def _by_tiles(self, earlier: int, later: int, root: ir.Var) -> Need | None:
         """The dependence for one tensor; None if tasks are not distinguished."""
@@ -162,16 +166,24 @@ class _Search:
         counter = counters_of(self.names.homes[root].name, mine, theirs, self.blocks)
         if not counter.is_simple:
             return None
-        return Need(earlier, later, self._counter(earlier, counter), theirs, (root,))
+        return Need(earlier, later, self._counter(earlier, counter, theirs), theirs, (root,))
 
     def _of(self, instance: int) -> TileAccesses:
         return self.accesses[self.instances[instance].phase]
 
-    def _counter(self, instance: int, counter: Counter) -> Counter:
-        """The counter under a name in the launch; the same one where another dependence has it."""
+    def _counter(self, instance: int, counter: Counter, later: Boxes) -> Counter:
+        """The counter under a name in the launch; that of another dependence if it serves, as a signal takes longer
+        than the wait for a few more tasks.
+        """
         phase = self.instances[instance].phase
         known = self.counters.setdefault((phase, counter.name), [])
-        same = [c for c in known if c.chunk == counter.chunk and c.boxes.is_like(counter.boxes)]
+        most = WIDER * counter.order(later).mean()
+
+        def serves(other: Counter) -> bool:
+            return other.order(later).mean() <= most and other.touched(later).sum(axis=1).max() <= CHUNKS
+
+        alike = [c for c in known if c.boxes.is_like(counter.boxes)]
+        same = [c for c in alike if c.chunk == counter.chunk] or list(filter(serves, alike))
         if not same:
             number = f"_{len(known)}" if known else ""
             same = [replace(counter, name=f"phase{phase}{number}_{counter.name}")]
