@@ -17,8 +17,9 @@ from tilescale.backends.tilelang.lowering.completion import published
 from tilescale.backends.tilelang.lowering.devices import DeviceStage
 from tilescale.backends.tilelang.lowering.host_step import HostStep
 from tilescale.backends.tilelang.lowering.implemented import ON_TENSORS
-from tilescale.backends.tilelang.lowering.markers import by_nvshmem, sync
+from tilescale.backends.tilelang.lowering.markers import SYNC, by_nvshmem, sync
 from tilescale.backends.tilelang.lowering.phase import LoweringTarget
+from tilescale.backends.tilelang.lowering.role_graph.split import apart, is_apart
 from tilescale.program import ops
 from tilescale.program.effects import phases
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program
@@ -31,6 +32,12 @@ from tilescale.program.rendezvous_need import (
 )
 
 ENTRY, EXIT = "the barrier at its entry", "the barrier at its exit"
+
+OF_DEVICE = ", tilescale::DEVICE>"
+"""End of the names of functions for flags of this device."""
+
+LOCAL = frozenset(f"tilescale::{name}" for name in ("complete_stores", "acquired"))
+"""Device functions that reach no flags."""
 
 PATIENCE = 3
 """Limit of a barrier after a wait, in multiples of a wait's: a rank that hangs in a wait must fail first, with the
@@ -147,8 +154,11 @@ def _level_of_scale(node: ir.Node) -> str | None:
 def enclosed(stage: DeviceStage, body: ir.Stmt, rendezvous: CallBarriers) -> ir.Stmt:
     """The body of a grid with its own barriers: blocks enter before they access other devices, and leave at the end.
 
-    It zeroes the flags at its end, for the next call: a separate launch takes a quarter of a small call.
+    It zeroes the flags at its end, for the next call: a separate launch takes a quarter of a small call. Loads ahead of
+    the block, which are of this device's memory, do not wait for the others.
     """
+    if is_apart(body):
+        return apart(enclosed(stage, body.body, rendezvous))
     stage.headers.append("rendezvous.cuh")
     devices, rank = stage.target.devices, stage.target.mesh.number(stage.rank)
     words = tir.address_of(stage.everywhere(arg.RendezvousWords(), "rendezvous_words", (2 * devices,), "int64"))
@@ -207,8 +217,16 @@ def _until_remote(stage: DeviceStage, body: ir.Stmt) -> tuple[list[ir.Stmt], lis
 
     def is_remote(node: ir.Node) -> bool:
         touched = node.buffer.data in far if isinstance(node, ir.BufferLoad | ir.BufferStore) else False
-        return touched or tir.is_extern(node)
+        name = tir.extern_name(node)
+        return touched or name is not None and not name.endswith(OF_DEVICE) and name not in LOCAL
 
     statements = ir.in_order(body)
     first = next((i for i, stmt in enumerate(statements) if ir.contains(stmt, is_remote)), len(statements))
+    while first and _completes(statements[first - 1]):  # for the signal that follows
+        first -= 1
     return statements[:first], statements[first:]
+
+
+def _completes(stmt: ir.Stmt) -> bool:
+    value = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    return ir.op_name(value) == SYNC.name or tir.extern_name(value) in LOCAL

@@ -65,6 +65,11 @@ def apart(body: ir.Stmt) -> ir.Stmt:
     return ir.AttrStmt(ir.StringImm(APART), APART, ir.IntImm("int32", 1), body)
 
 
+def is_apart(node: ir.Node) -> bool:
+    """Whether a node is such a body."""
+    return isinstance(node, ir.AttrStmt) and str(node.attr_key) == APART
+
+
 def lower(phase: Phase) -> Phase:
     """A phase in which nothing is marked as loading any more."""
     if not phase.graph.added:
@@ -73,8 +78,7 @@ def lower(phase: Phase) -> Phase:
     split = _Split(thread, *phase.graph.roles)
 
     def leave(node: ir.Node) -> ir.Stmt | None:
-        is_apart = isinstance(node, ir.AttrStmt) and str(node.attr_key) == APART
-        return split.in_place(node.body) if is_apart else None
+        return split.in_place(node.body) if is_apart(node) else None
 
     return replace(phase, stmt=split.at_the_end(tir.rewrite(phase.stmt, leave=leave)))
 
