@@ -22,6 +22,9 @@ STAGES, GATE_STAGES = 4, 6
 NARROW = 64
 """Elements of K in a step of gate and up: with those of 128 bytes the two are contiguous parts of a swizzled tile."""
 
+AT_ONCE = 16
+"""Experts that a loop over all of them takes at once: their loads from shared memory do not wait for one another."""
+
 LOW = -1e30
 """Logit of an expert that does not exist."""
 
@@ -61,11 +64,13 @@ def choose(logits: Any, factors: Any, share: Any, sizes: LayerSizes) -> None:
     T.copy(mine, known)
     T.reduce_max(mine, most, dim=1)
     T.clear(better)
-    for other in T.serial(s.experts):
-        for i, e in T.Parallel(*shape):
-            is_higher = T.if_then_else(known[i, other] > mine[i, e], 1, 0)
-            is_as_high = T.if_then_else(known[i, other] >= mine[i, e], 1, 0)
-            better[i, e] += T.if_then_else(other < e, is_as_high, is_higher)
+    for first in T.serial(s.scores // AT_ONCE):
+        for each in T.unroll(AT_ONCE):
+            for i, e in T.Parallel(*shape):
+                other = first * AT_ONCE + each
+                is_higher = T.if_then_else(known[i, other] > mine[i, e], 1, 0)
+                is_as_high = T.if_then_else(known[i, other] >= mine[i, e], 1, 0)
+                better[i, e] += T.if_then_else(other < e, is_as_high, is_higher)
     for i, e in T.Parallel(*shape):
         counts = (better[i, e] < s.choices) if s.normalizes else (e < s.experts)
         mine[i, e] = T.if_then_else(counts, T.exp(mine[i, e] - most[i]), 0)
@@ -87,10 +92,12 @@ def number(share: Any, table: Any, sizes: LayerSizes) -> None:
             taken[e] = T.max(taken[e], T.if_then_else(share[i, e] > 0, 1, 0))
     T.clear(expert)
     T.clear(seen)
-    for e in T.serial(s.experts):
-        for z in T.Parallel(wide):
-            expert[z] += T.if_then_else(seen[z] == z, taken[e] * e, 0)
-            seen[z] += taken[e]
+    for first in T.serial(s.scores // AT_ONCE):
+        for each in T.unroll(AT_ONCE):
+            for z in T.Parallel(wide):
+                e = first * AT_ONCE + each
+                expert[z] += T.if_then_else(seen[z] == z, taken[e] * e, 0)
+                seen[z] += taken[e]
     for z in T.Parallel(wide):
         if z <= s.slots:
             table[z] = T.if_then_else(z < s.slots, expert[z], seen[z])

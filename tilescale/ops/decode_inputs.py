@@ -30,14 +30,21 @@ def add_parts(C: Any, X: Any, total: Any, sizes: LayerSizes, place: Any, exchang
 
 
 @T.macro
-def scaled(x: Any, weight: Any, squares: Any, layer: Any, place: Any, is_mine: Any) -> None:
-    """x *= weight, and its part of the sum of squares: the norm's factor is applied behind the product."""
+def load_norm(weight: Any, layer: Any, w: Any, place: Any) -> None:
+    """The weights of a norm for a tile: they are in memory, and depend on no other task."""
+    for r, j in T.Parallel(int(w.shape[0]), COLUMNS):
+        w[r, j] = weight[layer, place(r)[1] * COLUMNS + j]
+
+
+@T.macro
+def scaled(x: Any, w: Any, squares: Any, place: Any, is_mine: Any) -> None:
+    """x *= w, and its part of the sum of squares: the norm's factor is applied behind the product."""
     rows = int(x.shape[0])
     square = T.alloc((rows, COLUMNS), "float32", level="l0")
     total = T.alloc((rows,), "float32", level="l0")
     for r, j in T.Parallel(rows, COLUMNS):
         square[r, j] = x[r, j] * x[r, j]
-        x[r, j] *= weight[layer, place(r)[1] * COLUMNS + j]
+        x[r, j] *= w[r, j]
     T.reduce_sum(square, total, dim=1)
     if is_mine:
         for r in T.Parallel(rows):
@@ -49,10 +56,12 @@ def add_and_scale(
     C: Any, X: Any, P: Any, weight: Any, squares: Any, sizes: LayerSizes, layer: Any, o: Any, place: Any, is_first: Any
 ) -> None:  # fmt: skip
     """Activations behind a norm, as tasks of a product make them: the first one keeps P = X + the sum of C's parts."""
+    w = T.alloc((int(o.shape[0]), COLUMNS), "float32", level="l0")
+    load_norm(weight, layer, w, place)
     add_parts(C, X, o, sizes, place, True)
     if is_first:
         put(o, P, place)
-    scaled(o, weight, squares, layer, place, is_first)
+    scaled(o, w, squares, place, is_first)
 
 
 @T.macro

@@ -11,7 +11,7 @@ from typing import Any
 import tilescale.language as T
 from tilescale.ops.decode_attention import attend, combine
 from tilescale.ops.decode_experts import down, gate_up, score
-from tilescale.ops.decode_inputs import add_and_scale, add_parts, gate, keep, put, scaled
+from tilescale.ops.decode_inputs import add_and_scale, add_parts, gate, keep, load_norm, put, scaled
 from tilescale.ops.decode_products import product
 from tilescale.ops.decode_sizes import COLUMNS, ROWS, THREADS, TOKENS, LayerSizes
 
@@ -40,9 +40,10 @@ def prepare(X: Any, weight: Any, H: Any, of_H: Any, squares: Any, sizes: LayerSi
     """The phase in front of layers that each begin with a norm: the first one's."""
     s, high = sizes, sizes.each(sizes.hidden // COLUMNS)
     with T.Kernel(device=s.devices, block=(s.hidden // COLUMNS, s.batch // high), threads=THREADS) as (column, rows):
-        x = T.alloc((high, COLUMNS), "float32", level="l0")
+        x, w = (T.alloc((high, COLUMNS), "float32", level="l0") for _ in range(2))
         T.copy(X[rows * high, column * COLUMNS], x)
-        scaled(x, weight, squares, 0, lambda i: (rows * high + i, column), True)
+        load_norm(weight, 0, w, lambda i: (rows * high + i, column))
+        scaled(x, w, squares, lambda i: (rows * high + i, column), True)
         keep(x, H, of_H, s, lambda i: (rows * high + i, column))
 
 
@@ -58,13 +59,14 @@ def between(
     s, high = sizes, sizes.each(sizes.hidden // COLUMNS)
     with T.Kernel(device=s.devices, block=(s.hidden // COLUMNS, s.batch // high), threads=THREADS) as (column, rows):
         with T.Scale("block"):
-            total = T.alloc((high, COLUMNS), "float32", level="l0")
+            total, w = (T.alloc((high, COLUMNS), "float32", level="l0") for _ in range(2))
+            load_norm(weight, following, w, lambda i: (rows * high + i, column))
             if logits is not None:
                 scores = T.alloc((s.scores, COLUMNS), "bfloat16", level="l1")
                 T.copy(router[layer, 0, column * COLUMNS], scores)
             add_parts(C, X, total, s, lambda i: (rows * high + i, column), False)
             put(total, P, lambda i: (rows * high + i, column))
-            scaled(total, weight, squares, following, lambda i: (rows * high + i, column), True)
+            scaled(total, w, squares, lambda i: (rows * high + i, column), True)
             keep(total, H, of_H, s, lambda i: (rows * high + i, column))
             if logits is not None:
                 score(total, scores, logits, s, rows * high, column)
