@@ -184,7 +184,8 @@ class Rank:
             return self.expr(expr.true_value if self.expr(expr.condition) else expr.false_value)
         assert isinstance(expr, ir.Call), f"{kind}: {expr}"
         if tir.is_extern(expr):
-            return [self.expr(a) for a in expr.args[1:]]
+            name, args = str(tir.extern_name(expr)).removeprefix("tilescale::"), [self.expr(a) for a in expr.args[1:]]
+            return VALUES[name](*args) if name in VALUES else args
         name = str(ir.op_name(expr))
         if name.endswith("address_of"):
             return self.array(expr.args[0].buffer)
@@ -229,3 +230,9 @@ FUNCTIONS: dict[str, Callable[[Rank, list[Any]], None]] = {
     "barrier_of_groups": _barrier_of_groups,
 }
 """Device functions that do more here than wait for what is done at once."""
+
+VALUES: dict[str, Callable[..., Any]] = {
+    "following": lambda number: number + 1,
+    "last_message": lambda counts, program: counts[int(program)],
+}
+"""Device functions with a value; others are their arguments."""

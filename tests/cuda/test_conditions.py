@@ -17,10 +17,10 @@ def test_a_collective_under_a_condition_uses_one_half_of_its_workspace():
     """Index that is read once: the barrier between sending and taking changes the counter."""
 
     @T.prim_func
-    def program(A: T.Tensor((4, 128), "float32")):
+    def program(A: T.Tensor((4, 128), "float64")):
         with T.Kernel(device=2, block=4, threads=128) as bx:
             with T.Scale("block"):
-                tile = T.alloc((128,), "float32")
+                tile = T.alloc((128,), "float64")
                 T.copy(A[bx, 0], tile)
                 if bx == 2:
                     with T.Scale("device"):

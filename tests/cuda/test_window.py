@@ -72,7 +72,27 @@ def _barrier(block: Block, args: list[Any]) -> None:
         block.until(lambda peer=peer: own[first + peer] >= epoch)
 
 
-FUNCTIONS = {"wait": _wait, "signal": _signal, "barrier": _barrier}
+def _reduce_tile(block: Block, args: list[Any]) -> None:
+    tile, inboxes, _, (rank, size, _, _, shift, slots), program, programs, counts, number = args[:8]
+
+    def words(sender: int, receiver: int) -> np.ndarray:
+        row = int(number) % 2 * (size - 1) + (sender - receiver - 1) % size
+        return inboxes[(receiver + shift) % slots][row * programs + int(program)]
+
+    mine, total = tile.reshape(-1).copy(), 0
+    for peer in range(size):
+        block.until(lambda: True)
+        if peer != rank:
+            words(rank, peer)[0::2], words(rank, peer)[1::2] = mine.view("int32"), number
+    for sender in range(size):
+        if sender != rank:
+            block.until(lambda sender=sender: (words(sender, rank)[1::2] == number).all())
+        total = total + (mine if sender == rank else words(sender, rank)[0::2].copy().view(tile.dtype))
+    tile[...] = total.reshape(tile.shape)
+    counts[int(program)] = number
+
+
+FUNCTIONS = {"wait": _wait, "signal": _signal, "barrier": _barrier, "reduce_tile": _reduce_tile}
 
 
 def interleaved(kernel: LoweredKernel, tensors: Sequence[Sequence[np.ndarray]], seed: int, calls: int = 1) -> None:
@@ -210,7 +230,7 @@ def places(func: Any, devices: int = RANKS) -> set[int]:
     """Leading extents of what a program's kernel has for its places."""
     (kernel,) = lowered(func, MACHINE, devices).kernels
     own = [a for a in kernel.arguments if isinstance(a, KernelWorkspace)]
-    return {a.shape[0] for a in own if a.name.startswith(("barrier_epochs", "turns"))}
+    return {a.shape[0] for a in own if a.name.startswith(("barrier_epochs", "messages", "turns"))}
 
 
 def test_grids_of_unknown_extent_share_places_too():
@@ -240,7 +260,7 @@ def test_a_turn_is_waited_for_where_the_first_collective_is():
                 T.copy(tile, X[bx, 0])
 
     text = str(kernel_of(annotated).func)
-    assert text.index("min_blocks_per_sm") < text.index("tilescale::wait<") < text.index("tilescale::barrier")
+    assert text.index("min_blocks_per_sm") < text.index("tilescale::wait<") < text.index("tilescale::reduce_tile<")
 
 
 def waiting(first: int) -> Any:
@@ -289,8 +309,9 @@ def test_the_emulator_tells_of_the_same_memory(operation: str, monkeypatch: pyte
     with tilescale.use_machine(MACHINE):
         (kernel,) = lowered(many, MACHINE, 2).kernels
         report = tilescale.emulate(many, [[torch.zeros(300, n).half() for n in (source, target)] for _ in range(2)])
-    (shape,) = {a.shape for a in kernel.arguments if getattr(a, "name", "").startswith("exchange")}
-    assert [[*did.workspaces.values()] for did in report.activity] == [[2 * int(np.prod(shape))]] * 2
+    exchanges = (a for a in kernel.arguments if getattr(a, "name", "").startswith("exchange"))
+    (nbytes,) = {int(np.prod(a.shape)) * np.dtype(a.dtype).itemsize for a in exchanges}
+    assert [[*did.workspaces.values()] for did in report.activity] == [[nbytes]] * 2
 
 
 def test_memory_is_that_of_resident_programs(monkeypatch: pytest.MonkeyPatch):

@@ -127,7 +127,7 @@ def test_tiles_that_are_the_same_in_each_task_are_loaded_once(small: Machine):
 def test_annotations_of_launches_are_joined():
     notes = [("layouts", {"a": 1}), (rewrite.IN_ORDER, 1)], [("layouts", {"b": 2}), ("other", 3)]
     joined = rewrite._notes([SimpleNamespace(notes=of) for of in notes], [], None)
-    assert joined == {"layouts": {"a": 1, "b": 2}, "other": 3, rewrite.FLAGS: {}}
+    assert joined == {"layouts": {"a": 1, "b": 2}, "other": 3, rewrite.FLAGS: {}, rewrite.TASKS: 1}
 
 
 def test_a_missing_wait_is_a_race(small: Machine, monkeypatch: pytest.MonkeyPatch):

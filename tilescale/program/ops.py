@@ -35,6 +35,9 @@ FLAGS = "tilescale.flags"
 IN_ORDER = "tilescale.in_order"
 """Launch annotation: programs rely on starting in the order of their numbers."""
 
+TASKS = "tilescale.tasks"
+"""Launch annotation: signals and waits order tasks of one device, and nothing relies on the order of collectives."""
+
 BUILDER = "tilescale.builder"
 """Attribute of a function: the name of the `ProgramBuilder` that traced it."""
 

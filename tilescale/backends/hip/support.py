@@ -51,7 +51,7 @@ def collectives(made: Collective, wanted: CollectiveQuery, target: AnyTarget) ->
 
 def _target(target: AnyTarget) -> LoweringTarget:
     sizes = tuple((name, size or DEVICES) for name, size in target.sizes)
-    return LoweringTarget(target.machine, sizes, STRIDE, headers.__name__)
+    return LoweringTarget(target.machine, sizes, STRIDE, headers.__name__, messages=False)
 
 
 def _refuse_units_inside(program: Program, machine: Machine) -> None:

@@ -31,7 +31,7 @@ from tilescale.passes.structure import structure
 from tilescale.program.effects import ProgramNames
 from tilescale.program.grids import grid_of
 from tilescale.program.model import GridPhase, Launch
-from tilescale.program.ops import FLAGS, IN_ORDER, SCALE
+from tilescale.program.ops import FLAGS, IN_ORDER, SCALE, TASKS
 from tilescale.program.tile_boxes import TileAccesses
 
 
@@ -105,6 +105,7 @@ def _notes(launches: Sequence[Launch], flags: Sequence[ir.Buffer], ring: Ring | 
             joins = isinstance(value, Mapping) and key in notes
             notes[key] = {**notes[key], **value} if joins else dict(value) if isinstance(value, Mapping) else value
     notes.pop(IN_ORDER, None)
+    notes[TASKS] = ir.IntImm("int32", 1)
     notes[FLAGS] = {**notes.get(FLAGS, {}), **{buffer.data: ir.IntImm("int32", 1) for buffer in flags}}
     if ring is not None:
         notes["barrier_init"] = {ring.full.data: [ir.IntImm("int32", 1)] * ring.stages}

@@ -7,7 +7,7 @@ cluster.cuh: shared memory of a cluster; units.cuh: barriers of units inside a p
 GPUs; broadcast.cuh: broadcasts of a thread's value; polling.cuh: polling loops; nvshmem.cuh: copies, signals and
 barriers by NVSHMEM. words.cuh, messages.cuh, sums.cuh, short_messages.cuh, norm_messages.cuh, float8_messages.cuh,
 long_messages.cuh, moved_messages.cuh, row_messages.cuh, rounds.cuh: collectives on whole tensors. cluster_sum.cuh: sums
-over a cluster.
+over a cluster. tile_messages.cuh: sums of small tiles of programs.
 
 The package of an instruction set has memory.cuh (accesses, fences and the clock) and adders.cuh (atomic additions).
 """

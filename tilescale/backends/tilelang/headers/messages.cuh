@@ -104,6 +104,9 @@ __device__ __forceinline__ void write(char* at, i64 left, Pack<BYTES> pack) {
     if (i * ELEMENT < left) reinterpret_cast<U*>(at)[i] = reinterpret_cast<const U*>(&pack)[i];
 }
 
+// The number after another one. It is never 0, the initial content of memory; odd and even ones alternate all the same.
+__device__ __forceinline__ unsigned following(unsigned number) { return number + 1u != 0 ? number + 1u : 2u; }
+
 // The share of this block of `units`: contiguous, and the same on all ranks.
 struct Share {
   i64 begin, end;
@@ -150,11 +153,9 @@ struct Group {
     int row = sender > receiver ? sender - receiver - 1 : sender - receiver - 1 + RANKS;
     return ((set * slots + number % slots) * (RANKS - 1) + row) * x.blocks + block;
   }
-  // The number of the next message. It is never 0, the initial content of memory; odd and even ones alternate all the
-  // same.
+  // The number of the next message.
   __device__ __forceinline__ unsigned next() const {
-    unsigned number = *const_cast<const volatile unsigned*>(x.counts + block) + 1u;
-    return number != 0 ? number : 2u;
+    return following(*const_cast<const volatile unsigned*>(x.counts + block));
   }
   // Bytes of a part.
   __device__ __forceinline__ i64 size(int part) const {

@@ -92,6 +92,9 @@ struct Short {
         group{exchange},
         share(flags),
         number(share.begin < share.end ? group.next() : 0) {}
+  // Message `number` of a program that is not a whole block.
+  __device__ __forceinline__ Short(const Exchange& exchange, Share flags, int program, unsigned number)
+      : x(exchange), group{exchange, program}, share(flags), number(number) {}
 
   __device__ __forceinline__ Words* words(int sender, int receiver, int set, i64 unit) const {
     return reinterpret_cast<Words*>(group.message(sender, receiver, number, SHORT_SLOTS, set)) +

@@ -57,6 +57,7 @@ class DeviceStage(Signature):
         ordered: whether all threads of a program must synchronize for a call.
         in_parallel: whether each element of a parallel loop executes the current statement.
         is_complete: whether all writes that the current statement publishes are complete.
+        begins: statements before all others.
     """
 
     def __init__(self, phase: Phase):
@@ -66,6 +67,7 @@ class DeviceStage(Signature):
         self.headers: list[str] = []
         self.libraries: dict[str, str] = {}
         self.ordered = self.is_complete = self.in_parallel = False
+        self.begins: list[ir.Stmt] = []
         self._scalars = {p.var: i for i, p in enumerate(self.program.parameters) if p.buffer is None}
 
     @cached_property
@@ -85,7 +87,8 @@ class DeviceStage(Signature):
         self._pass_extents(body, *launch.grid)
         if self.program.moments and self.sites:
             begin = tir.extern("tilescale::begin_moments", self.record())
-            body = tir.sequence([self.one_thread(tir.evaluate(begin)), body])
+            self.begins.append(self.one_thread(tir.evaluate(begin)))
+        body = tir.sequence([*self.begins, body])
         kept = (tuple(self.parameters), tuple(self.arguments), tuple(self.sites))
         return self.done(
             body,

@@ -17,6 +17,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.backends.tilelang.lowering import tile_messages
 from tilescale.backends.tilelang.lowering.combine import fold, reduced
 from tilescale.backends.tilelang.lowering.copies import nvshmem
 from tilescale.backends.tilelang.lowering.devices import DeviceStage
@@ -96,22 +97,27 @@ class TileExchange:
         A thread has a few neighbouring elements of a tile in registers. Sent from registers, packets are mostly
         headers; through shared memory whole rows are sent, 16 bytes a thread.
         """
-        if not tile.in_registers or self.stage.executing is not None or not self._has_room(tile):
+        least = WIDE * self.stage.launch.thread_count
+        if not tile.in_registers or (bytes_of(tile.extents, tile.dtype) or 0) < least or not self.has_room(tile):
             return [], tile
+        return self.dense(tile)
+
+    def dense(self, tile: TileRegion) -> tuple[list[ir.Stmt], TileRegion]:
+        """A tile in shared memory of its own, and the statements before."""
         buffer = tir.local_buffer(f"{self.name}_staged", tile.extents, tile.dtype, "shared.dyn")
         self.stage.tiles.append(buffer)
         dense = TileRegion.whole(buffer)
         return [tir.tile_call("copy", tile.region("r"), dense.region("w"))], dense
 
-    def _has_room(self, tile: TileRegion) -> bool:
-        """Whether shared memory has capacity for a tile with work for all threads, in addition to pipelines."""
+    def has_room(self, tile: TileRegion) -> bool:
+        """Whether the program may have such a tile in shared memory, in addition to pipelines."""
         stage, machine = self.stage, self.stage.target.machine
         nbytes = bytes_of(tile.extents, tile.dtype) or 0
         depth = max([1, *map(stages_of, ir.instances(stage.phase.stmt, ir.For))])
         names = names_of(stage.phase.program)
         taken = depth * sum(tile_bytes(machine, stage.launch, names, ir.SHARED).values())
         room = machine.capacity(machine.layer_for("shared").name)
-        return WIDE * stage.launch.thread_count <= nbytes <= room - taken
+        return stage.executing is None and nbytes <= room - taken
 
     def begin(self) -> ir.Stmt:
         """Select the half of the workspace: all devices count the same barriers."""
@@ -238,10 +244,15 @@ def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
         return _allreduce_function(stage, call, made.combine)
     tile = tile_of(stage, made.target)
     exchange = TileExchange(stage, call, tile.extents, tile.dtype)
-    before, dense = exchange.staged(tile)
+    is_ready = tile_messages.is_dense(stage, tile)
+    by_words = tile_messages.is_able(stage, made, tile) and (is_ready or exchange.has_room(tile))
+    before, dense = exchange.dense(tile) if by_words and not is_ready else exchange.staged(tile)
     back = [] if dense is tile else [tir.tile_call("copy", dense.region("r"), tile.region("w"))]
-    summed = exchange.combined(dense, made.reduction)
-    return tir.sequence([*before, exchange.begin(), *exchange.send(dense), exchange.barrier(), summed, *back])
+    if by_words:
+        summed = tile_messages.reduced(stage, exchange.what, made, dense, exchange.name)
+        return tir.sequence([*before, *summed, *back])
+    added = exchange.combined(dense, made.reduction)
+    return tir.sequence([*before, exchange.begin(), *exchange.send(dense), exchange.barrier(), added, *back])
 
 
 def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> ir.Stmt:

@@ -36,6 +36,7 @@ class LoweringTarget:
         headers: package with the device functions of the instruction set.
         nccl: whether NCCL can join the devices; it rejects two ranks on one.
         nvshmem: whether the heap is NVSHMEM's, so that programs can call it.
+        messages: whether the device functions of messages exist for the instruction set.
         mapped: devices that have addresses for each other's memory, where the job has more of them than `near`.
     """
 
@@ -45,6 +46,7 @@ class LoweringTarget:
     headers: str
     nccl: bool = True
     nvshmem: bool = False
+    messages: bool = True
     mapped: int = 0
 
     @property

@@ -230,7 +230,7 @@ def barrier(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
     rank = stage.rank(level)
     if size == stage.target.devices == stage.target.group_size:
         return _barrier_of(stage, what, level, "", size, "tilescale::barrier", [stage.slot(rank), rank, size])
-    siblings = _siblings(stage, level, rank, size, ir.IntImm("int32", 0))
+    siblings = siblings_of(stage, level)
     if groups.across == 1:
         return _barrier_of(stage, what, level, "", size, "tilescale::barrier_of_siblings", [siblings])
     stage.notes.append(f"{what}: by peer memory inside, by {IMPL} between")
@@ -278,6 +278,11 @@ def _barrier_of(
     )  # fmt: skip
     arrive = tir.extern(function, tir.address_of(counters), stride, *members, *behind)
     return stage.after_wait(published(stage, tir.evaluate(arrive), drains=True))
+
+
+def siblings_of(stage: DeviceStage, level: str) -> ir.PrimExpr:
+    """The device functions' argument for all siblings of a level."""
+    return _siblings(stage, level, stage.rank(level), stage.target.mesh.count(level), ir.IntImm("int32", 0))
 
 
 def _siblings(stage: DeviceStage, level: str, rank: Any, size: int, first: Any, apart: int = 1) -> ir.PrimExpr:
