@@ -81,11 +81,12 @@ def check_float8() -> None:
     named = ("gate_up_proj", "down_proj", "gate_up_proj_scale_inv", "down_proj_scale_inv")
     for name, whole in zip(named, zip(*experts, strict=True), strict=True):
         block["experts"].get_parameter(name).data.copy_(torch.stack(whole))
-    shared = ops.parallelize_experts(block)["experts"]
+    shared = ops.parallelize_experts(block, room=2 * 128)["experts"]
     x, weights, chosen = torch.randn(5, 128).bfloat16(), *torch.rand(5, 2 * SIZE).topk(2)
     with torch.no_grad():
         float64_near("float8 experts", shared(x, chosen, weights), wanted(x, chosen, weights, experts))
     assert set(dict(shared.named_parameters())) == set(named)
+    assert shared.dropped.tolist() == [0, 0]
     if RANK == 0:
         print("passed FP8Experts", flush=True)
     with pytest.raises(ArgumentError, match="has no experts"):
