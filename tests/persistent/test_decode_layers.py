@@ -172,6 +172,13 @@ def test_tasks_make_activations_of_several_parts(small: Machine):
     compare(sizes, persistent(decode_layers(sizes), small)[0], arguments(sizes), small, check="all")
 
 
+def test_an_odd_number_of_sequences_is_lowered_in_order(small: Machine):
+    """The rows of the activations of a task are an odd number too: in doubt about them the programs are lowered."""
+    sizes = LayerSizes(3, 1, keys=64, weights=FLOAT8, **SMALL)
+    assert all(sizes.made)
+    compare(sizes, decode_layers(sizes), arguments(sizes), small, check="all")
+
+
 def compare(
     sizes: LayerSizes, func: Any, want: list[dict[str, torch.Tensor]], machine: Machine, check: str = "none"
 ) -> None:

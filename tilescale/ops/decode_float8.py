@@ -50,21 +50,24 @@ def split(x: Any, X: Any, of_X: Any, sizes: LayerSizes, place: Any) -> None:
 
 
 @T.macro
-def split_on_chip(x: Any, tiles: Any, of_x: Any, sizes: LayerSizes) -> None:
-    """The two terms of 128 features of a sequence in each row of x, as rows of tiles, whose other rows are zero."""
-    n, steps, rows = sizes.batch, int(tiles.shape[0]), int(tiles.shape[1])
-    factor = T.alloc((steps * n,), "float32", level="l0")
-    inverse = T.alloc((steps * n,), "float32", level="l0")
+def split_on_chip(x: Any, tiles: Any, of_x: Any, sizes: LayerSizes, row: Any) -> None:
+    """The two terms of 128 features of a sequence in each row of x, as rows of tiles, whose other rows are zero.
+
+    `row` gives the number of a row of x among the rows of activations.
+    """
+    n, steps, rows, held = sizes.batch, int(tiles.shape[0]), int(tiles.shape[1]), int(x.shape[0])
+    factor = T.alloc((held,), "float32", level="l0")
+    inverse = T.alloc((held,), "float32", level="l0")
     measure(x, factor, inverse)
-    for r in T.Parallel(steps * n):
-        of_x[r // n, r % n] = factor[r]
-        of_x[r // n, n + r % n] = factor[r] / FINER
+    for r in T.Parallel(held):
+        of_x[row(r) // n, row(r) % n] = factor[r]
+        of_x[row(r) // n, n + row(r) % n] = factor[r] / FINER
     if rows > 2 * n:
         for k, i in T.Parallel(steps, rows - 2 * n):
             of_x[k, 2 * n + i] = 0
-    for r, j in T.Parallel(steps * n, DEPTH):
-        tiles[r // n, r % n, j] = first(x[r, j], inverse[r])
-        tiles[r // n, n + r % n, j] = second(x[r, j], inverse[r])
+    for r, j in T.Parallel(held, DEPTH):
+        tiles[row(r) // n, row(r) % n, j] = first(x[r, j], inverse[r])
+        tiles[row(r) // n, n + row(r) % n, j] = second(x[r, j], inverse[r])
 
 
 @T.macro

@@ -5,6 +5,7 @@ Weights are those of `torch.nn.Linear`, (outputs, inputs); products add in float
 parts. Activations are loaded, or made by each task from the results of the phase before, which saves a phase.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import tilescale.language as T
@@ -44,6 +45,17 @@ def multiply(
     accumulate(W, x, of_x, of_w, C, sizes, layer, task, part, exchanged)
 
 
+def held_rows(count: int) -> tuple[int, Callable[[Any], Any]]:
+    """The rows of a tile in registers for some rows of activations, and the row of activations that one of them has.
+
+    TileLang's producer doubles the threads of a block, which share one row of 128 features or an even number of rows.
+    So the last of an odd number is there twice.
+    """
+    if count == 1 or count % 2 == 0:
+        return count, lambda r: r
+    return count + 1, lambda r: T.min(r, count - 1)
+
+
 @T.macro
 def multiply_made(
     W: Any, of_W: Any, C: Any, sizes: LayerSizes, layer: Any, task: Any, part: Any, exchanged: bool, make: Any
@@ -54,18 +66,19 @@ def multiply_made(
     """
     n, steps = sizes.batch, int(W.shape[2]) // DEPTH // int(C.shape[0])
     x = T.alloc((steps, sizes.rows, DEPTH), sizes.weights, level="l1")
-    o = T.alloc((steps * n, DEPTH), "float32", level="l0")
+    held, row = held_rows(steps * n)
+    o = T.alloc((held, DEPTH), "float32", level="l0")
     of_x, of_w = scales_of_tasks(C, sizes, steps)
     if sizes.is_float8:
         load_scales(of_W, of_w, sizes, layer, task, part)
     for k, i, j in T.Parallel(steps, sizes.rows, DEPTH):
         x[k, i, j] = 0
-    make(o, lambda r: (r % n, part * steps + r // n), task == 0)
+    make(o, lambda r: (row(r) % n, part * steps + row(r) // n), task == 0)
     if sizes.is_float8:
-        split_on_chip(o, x, of_x, sizes)
+        split_on_chip(o, x, of_x, sizes, row)
     else:
-        for r, j in T.Parallel(steps * n, DEPTH):
-            x[r // n, r % n, j] = o[r, j]
+        for r, j in T.Parallel(held, DEPTH):
+            x[row(r) // n, row(r) % n, j] = o[r, j]
     accumulate(W, x, of_x, of_w, C, sizes, layer, task, part, exchanged)
 
 

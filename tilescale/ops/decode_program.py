@@ -22,8 +22,9 @@ def begin(X: Any, P: Any, D: Any, sizes: LayerSizes) -> None:
     with T.Kernel(device=sizes.devices, block=sizes.hidden // COLUMNS, threads=THREADS) as column:
         for i, j in T.Parallel(sizes.batch, COLUMNS):
             P[i, column * COLUMNS + j] = X[i, column * COLUMNS + j]
-        for part, i, j in T.Parallel(int(D.shape[0]), sizes.batch, COLUMNS):
-            D[part, i, column * COLUMNS + j] = 0
+        for part in T.unroll(int(D.shape[0])):
+            for i, j in T.Parallel(sizes.batch, COLUMNS):
+                D[part, i, column * COLUMNS + j] = 0
 
 
 @T.macro
