@@ -72,7 +72,8 @@ class Generator(eager_ast.IRGenerator):
     def gen(self) -> Callable[[eager_ast.BaseBuilder], Callable[..., Any]]:
         made: dict[str, Any] = {}
         exec(self._made.code, self._globals, made)
-        return made["make_closure"](**self._nonlocals)
+        make = made["make_closure"](**self._nonlocals)
+        return lambda builder: upstream_errors.explaining(make(builder), builder)
 
     @property
     def source(self) -> str:

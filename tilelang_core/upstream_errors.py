@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import linecache
 import logging
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -30,21 +29,10 @@ _BUILDER = "__tb"
 _MACRO = "    hint: if {!r} holds statements of the language, decorate it with @T.macro"
 _TYPES = '    hint: give each parameter its type: `X: T.Tensor((n,), "float32")`, `n: T.int32`'
 
-_ELEMENTS = "a tile is a buffer and not a value: compute its elements, `for i in T.Parallel(n): t[i] = {}`"
-_HABITS = {
-    r"operand type\(s\) for @: .*'Buffer'": "a product of tiles is a statement: T.gemm(a, b, c)",
-    r"operand type\(s\) for .*'Buffer'|operand type for unary .*'Buffer'": _ELEMENTS.format("2 * t[i]"),
-    r"Attempting to update buffer": _ELEMENTS.format("t[i] + 1"),
-    r"must be Tensor, not Buffer": _ELEMENTS.format("T.max(t[i], 0)"),
-    r"got `tirx\.Buffer`": _ELEMENTS.format("T.exp(t[i])"),
-    r"'Buffer' object has no attribute": "a tile has no methods of a tensor: use T.copy, T.fill, T.reduce_sum, ...",
-    r"values to unpack[^|]*Kernel\(": "a name for each extent: `T.Kernel(gx) as bx`, `T.Kernel(gx, gy) as (bx, by)`",
-}
-"""Explanations of Python's and TileLang's messages for habits from other languages."""
-
 
 _stock_get_ast = utils.get_ast
 _without_source: list[Callable[[Any], OSError]] = []
+_explained: list[Callable[[Exception, str], Exception | None]] = []
 
 
 def install() -> None:
@@ -56,6 +44,27 @@ def install() -> None:
 def raises_without_source(make: Callable[[Any], OSError]) -> None:
     """Raise what `make` makes of a function whose source Python cannot read, in place of its bare OSError."""
     _without_source[:] = [make]
+
+
+def explain_by(make: Callable[[Exception, str], Exception | None]) -> None:
+    """Raise what `make` makes of an error in a traced function, and of the line's text, in its place; None: nothing."""
+    _explained[:] = [make]
+
+
+def explaining(function: Callable[..., Any], builder: Any) -> Callable[..., Any]:
+    """A rewritten function of the user with explained errors."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            text = linecache.getline(builder.current_file, builder.current_line).strip()
+            found = [own for make in _explained if not hasattr(error, "where") and (own := make(error, text))]
+            if found:
+                raise found[0] from error
+            raise
+
+    return run
 
 
 def _get_ast(func: Any) -> Any:
@@ -79,7 +88,7 @@ def _explain(error: BaseException) -> None:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     traced = [number for number, frame in enumerate(frames) if is_traced(frame.f_code)]
     if not traced:
-        if isinstance(error, TypeError) and frames[-1].f_code.co_filename.startswith(TILELANG_ROOT):
+        if isinstance(error, TypeError) and frames[-1].f_code.co_filename.startswith((TILELANG_ROOT, __file__)):
             _note(error, _TYPES)  # the function was not even called
         return
     builder = frames[traced[-1]].f_locals[_BUILDER]
@@ -93,9 +102,6 @@ def _explain(error: BaseException) -> None:
         helper = next((other.co_name for other in below if other.co_filename == file), None)
         if helper is not None and isinstance(error, TypeError | ValueError):
             _note(error, _MACRO.format(helper))
-    hint = next((hint for habit, hint in _HABITS.items() if re.search(habit, f"{error} at {text}")), None)
-    if hint is not None and not hasattr(error, "where"):
-        _note(error, f"    hint: {hint}")
 
 
 def is_traced(code: CodeType) -> bool:

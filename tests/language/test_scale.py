@@ -156,7 +156,7 @@ def test_a_third_name_is_a_context_manager_as_in_python():
 
 
 def test_names_end_with_the_units_that_they_belong_to():
-    with pytest.raises(RuntimeError, match="`w` is used outside its defining region"):
+    with pytest.raises(UsageError, match="^w is used outside of the block"):
 
         @T.prim_func
         def f(A: T.Tensor((4,), "int32")):

@@ -14,6 +14,7 @@
     collective    T.allreduce, T.reduce_scatter, T.all_gather, T.all_to_all, T.broadcast
     unequal       T.all_to_all_v
     norm          T.allreduce_rms_norm, allreduce_layer_norm
+    mistakes      errors of Python and TileLang for common mistakes, with their line
 
 Names that exist in TileLang too keep its meaning for every call that it accepts: T.Kernel without a level by name,
 T.copy of two tiles without dst=/src=, T.atomic_add of two operands without dst=, T.view without layout=, T.broadcast of
@@ -30,6 +31,7 @@ from tilescale.language.collective import all_gather, all_to_all, allreduce, bro
 from tilescale.language.copy import copy
 from tilescale.language.gemm import gemm
 from tilescale.language.launch import ALL, Kernel
+from tilescale.language.mistakes import Mistake as _Mistake  # noqa: F401 - explains errors of traced functions
 from tilescale.language.norm import allreduce_layer_norm, allreduce_rms_norm
 from tilescale.language.peer_atomic import atomic_add, invoke_one
 from tilescale.language.scale import Scale, rank, size
