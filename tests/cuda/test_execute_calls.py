@@ -2,6 +2,7 @@
 """Calls of programs: plans, graphs, copies in and out, waits of devices. The device is a fake with a log."""
 
 import gc
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -383,6 +384,19 @@ def test_the_default_stream_needs_no_event_until_another_one_is_used(device: Dev
         own(given)
         assert device.events == events
         device.events.clear()
+
+
+def test_each_thread_that_calls_gets_the_device_first(device: Device, monkeypatch: pytest.MonkeyPatch):
+    own, given = device.program(put()), [device.heap.zeros((64, 64), torch.float32) for _ in range(2)]
+    own(given)
+    threads: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: threads.append(threading.get_ident()))
+    own(given)
+    other = threading.Thread(target=own, args=(given,))
+    other.start()
+    other.join()
+    own(given)
+    assert threads == [other.ident, threading.get_ident()]
 
 
 # -- lowering once -----------------------------------------------------------------------------------------------------

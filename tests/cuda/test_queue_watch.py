@@ -179,3 +179,40 @@ def test_the_hosts_report_is_as_a_kernels_on_all_devices(monkeypatch):
         mine = [at - device * (HEAD + 3 * ROW) for at in order[8 * device : 8 * device + 8]]
         assert mine[-2:] == [HEAD + ROW, 0] and memory[device, 0] == 2
     assert records.stopped and records.failed
+    assert memory[0, 0] == 2 and records._stopped == [2]
+
+
+def test_a_program_that_the_host_stops_has_not_failed(monkeypatch: pytest.MonkeyPatch):
+    records = WaitRecords.__new__(WaitRecords)
+    records._words, records._stop, records._stream = torch.zeros(HEAD), torch.tensor([timeouts.STOPPED_BY_HOST]), None
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    records._stopped = [0]
+    assert not records.stopped and not records.failed
+    records.stop()
+    assert records.stopped and not records.failed
+    assert records._words.tolist() == [timeouts.STOPPED_BY_HOST, *[0] * (HEAD - 1)]
+
+
+def test_a_wait_is_watched_until_its_end_has_been_seen(scene):
+    assert not scene.watch.is_waiting
+    scene.watch.add(None, place())
+    assert scene.watch.is_waiting
+    scene.watch.look(0)
+    scene.go()
+    assert scene.watch.is_waiting
+    scene.watch.look(1)
+    assert not scene.watch.is_waiting
+
+
+def test_one_thread_looks_at_all_watches(monkeypatch: pytest.MonkeyPatch):
+    made: list[str] = []
+
+    def thread(**given: Any) -> Any:
+        return SimpleNamespace(start=lambda: made.append(given["name"]), is_alive=lambda: True)
+
+    monkeypatch.setattr(queue_watch, "past_waits", lambda device: None)
+    monkeypatch.setattr(queue_watch, "_thread", None)
+    monkeypatch.setattr(queue_watch, "_watches", set())
+    monkeypatch.setattr(queue_watch.threading, "Thread", thread)
+    watches = {QueueWatch(Records(), 10**9, torch.device("cpu"), lambda: 0) for _ in range(2)}
+    assert queue_watch._watches == watches and made == ["tilescale-queue"]

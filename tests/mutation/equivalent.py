@@ -45,6 +45,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "tilescale/backends/cuda/running/copy_queue.py": {
         "self._host[-1].nbytes < nbytes -> self._host[-1].nbytes <= nbytes": "a buffer of the same size replaces one",
     },
+    "tilescale/backends/cuda/running/queue_watch.py": {
+        "condition.value > self._places[number - 1].condition.value -> "
+        "condition.value >= self._places[number - 1].condition.value": "a place with the same value replaces one",
+    },
     "tilescale/backends/cuda/running/replay.py": {
         "False -> True": "the graph refuses the same call again",
     },

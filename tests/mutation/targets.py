@@ -40,6 +40,8 @@ _IN_A_PROGRAM = "tests/emulator/checks/test_races_in_a_program.py"
 _REMEDIES = "tests/corpus/test_remedies.py"
 _REDUNDANT = "tests/emulator/checks/test_redundant_waits.py"
 
+_ROLES = "tilescale/backends/tilelang/lowering/role_graph"
+
 _ROUTES = "path", "_as_path", "_scaled", "_common", "_slower", "_typical_time", "_through", "_search", "_all_hops"
 """Not those that word errors."""
 
@@ -101,7 +103,9 @@ def _decode(name: str, *tests: str) -> Target:
 
 
 _LAYERS = "layers.py::test_layers_are_the_reference"
-_SHORT = tuple(f"{_LAYERS}[{what}]" for what in ("several tiles of keys", "several tiles of keys in pages", "float8"))
+_FORMS = ("several tiles of keys", "several tiles of keys in pages", "float8", "float8 with scales of rows",
+          "six sequences on one device")  # fmt: skip
+_SHORT = tuple(f"{_LAYERS}[{what}]" for what in _FORMS)
 _EXPERTS = ("experts.py::test_layers_are_the_reference[all slots, two layers]",
             "experts.py::test_all_tokens_take_the_same_experts[ties-in order]",
             "experts.py::test_all_tokens_take_the_same_experts[one expert-in order]",
@@ -154,6 +158,7 @@ TARGETS = (
     _order("touches"),
     _order("thread_maps"),
     Target("order within a block", "tilescale/backends/tilelang/lowering/places.py", ("tests/cuda/test_places.py",)),
+    Target("roles", f"{_ROLES}/ring_loads.py", ("tests/cuda/test_ring_loads.py",)),
     Target("layouts", "tilelang_core/partial_layouts.py", ("tests/cuda/test_partial_layouts.py",)),
     Target("uniformity of threads", "tilescale/passes/uniformity.py", ("tests/program/test_uniformity.py",)),
     Target("uniformity of threads", "tilescale/backends/tilelang/lowering/polling.py", ("tests/cuda/test_polling.py",)),
@@ -189,6 +194,7 @@ TARGETS = (
     _running("timeouts", "test_execute_failures", "test_queue_watch"),
     _running("toolchain", "test_toolchain"),
     _overlap("scatter", "test_reductions", "test_reads_behind", "test_symbolic"),
+    _overlap("slices", "test_several_gathers"),
     _overlap("tile_collective", "test_tile_collective"),
     _persistent("placement"),
     _persistent("counters"),

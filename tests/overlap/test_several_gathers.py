@@ -21,8 +21,10 @@ from tilescale.passes.structure import structure
 WIDE, STEPS, TILE = 8, 6, 4
 
 
-def scaled_sums(devices: int, *, together: bool = True) -> Any:
-    """Gather rows and a factor for each, then sum the columns of each row and multiply: in one grid, or else in two."""
+def scaled_sums(devices: int, *, together: bool = True, backwards: bool = False) -> Any:
+    """Gather rows and a factor for each, then sum columns of each row, or `backwards`, and multiply: in one grid, or
+    in two.
+    """
     rows = T.dynamic("rows")
 
     @T.prim_func
@@ -41,7 +43,7 @@ def scaled_sums(devices: int, *, together: bool = True) -> Any:
             with T.Scale("device"), T.Scale("block"):
                 T.clear(y)
                 for k in T.Pipelined(STEPS, num_stages=2):
-                    T.copy(whole[part, tile * TILE, k * WIDE], x)
+                    T.copy(whole[part, tile * TILE, ((STEPS - 1 - k) if backwards else k) * WIDE], x)
                     for i, j in T.Parallel(TILE, WIDE):
                         y[i, j] = y[i, j] + x[i, j]
                 if together:
@@ -122,6 +124,11 @@ def test_slices_are_whole_steps_of_one_width(slices: int, reason: str):
     assert not move.overlapped and reason in move.why
     with pytest.raises(UsageError, match="it takes local='source'"):
         Move("all_gather", ("X", "whole"), slices=slices)
+
+
+def test_slices_are_read_in_their_order():
+    move = overlap(scaled_sums(4, backwards=True), H200, moves(slices=3))[1].moves[1]
+    assert not move.overlapped and "no loop of its tiles iterates over slices of columns" in move.why
 
 
 @pytest.mark.parametrize("devices", [1, 3])

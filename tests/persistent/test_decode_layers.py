@@ -11,6 +11,7 @@ import tilescale
 from tests.cuda.support import source
 from tests.persistent.conftest import FEW
 from tilescale.hda import Machine
+from tilescale.ops import decode_sizes
 from tilescale.ops.decode_program import decode_layers
 from tilescale.ops.decode_sizes import DEPTH, FLOAT8, LayerSizes
 from tilescale.passes.persistent.rewrite import persistent
@@ -177,6 +178,16 @@ def test_an_odd_number_of_sequences_is_lowered_in_order(small: Machine):
     sizes = LayerSizes(3, 1, keys=64, weights=FLOAT8, **SMALL)
     assert all(sizes.made)
     compare(sizes, decode_layers(sizes), arguments(sizes), small, check="all")
+
+
+@pytest.mark.parametrize("form", [{}, {"weights": FLOAT8}], ids=["plain", "float8"])
+def test_phases_make_activations_of_many_numbers(
+    form: dict[str, Any], small: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(decode_sizes, "MADE", 0)
+    sizes = LayerSizes(4, 2, keys=128, **form, **SMALL)
+    assert not any(sizes.made)
+    compare(sizes, persistent(decode_layers(sizes), small)[0], arguments(sizes), small)
 
 
 def compare(
