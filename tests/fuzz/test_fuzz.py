@@ -97,11 +97,12 @@ def kernel_text(name: str) -> str:
 def compiled(tmp_path: Path, texts: list[str]) -> tuple[list[bytes | str], list[str]]:
     """Each text's binary, or error, of processes that ask at the same time, and the files that were compiled."""
     files: list[str] = []
-    others_wait = threading.Event()
+    begun, others_wait = threading.Event(), threading.Event()
 
     def compile_text(text: str, options: object) -> bytes:
         assert options == "-O1"
         if "first_kernel" in text:
+            begun.set()
             others_wait.wait(10)
         files.append(text)
         if "wrong" in text:
@@ -117,8 +118,7 @@ def compiled(tmp_path: Path, texts: list[str]) -> tuple[list[bytes | str], list[
     compiler = SharedCompiler(str(tmp_path / "compiler"), compile_text, slots=1)
     with ThreadPoolExecutor(len(texts) + 1) as pool:
         first = pool.submit(ask, kernel_text("first"))
-        while compiler.jobs < 1:
-            time.sleep(0.001)
+        begun.wait(10)
         asked = [pool.submit(ask, text) for text in texts]
         while compiler.jobs < 1 + len(set(texts)):
             time.sleep(0.001)
