@@ -22,6 +22,7 @@ from tilescale.backends.cuda.running.execute import DeviceProgram
 from tilescale.backends.cuda.target import target_for
 from tilescale.backends.tilelang.limits import check_threads, may_be_uneven
 from tilescale.backends.tilelang.lowering import implemented
+from tilescale.backends.tilelang.lowering.bounded_phases import bounded_phases
 from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
 from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.backends.tilelang.lowering.program import LoweredProgram
@@ -138,7 +139,7 @@ class PlainLowered:
 
     def compilations(self, options: dict[str, Any]) -> list[stock.KernelCompilation]:
         given = {k: v for k, v in options.items() if v is not None and k not in ("wait_s", "timeline")}
-        return [stock.KernelCompilation(self.program.func, options=given)]
+        return [stock.KernelCompilation(self.program.func, (bounded_phases,), options=given)]
 
     ahead = compilations
 
@@ -149,9 +150,13 @@ class PlainLowered:
             UntrustedCacheError: other users may write into its cache.
             ShapeError, UnsupportedError: stock TileLang cannot compile it.
         """
+        from tilescale.backends.cuda.running import phase_reports
         from tilescale.backends.cuda.running.toolchain import check_cache
 
         check_cache()
+        phase_reports.bound_phases(options.get("wait_s") or settings().wait_s)
+        for number, launch in enumerate(self.program.launches):
+            phase_reports.name_kernel(f"{self.program.name}_kernel{f'_{number}' if number else ''}", launch)
         (compilation,) = self.compilations(options)
         with self._explained(options):
             kernel = compilation.run()
@@ -246,4 +251,7 @@ class DeviceLowered:
 
 
 def _synchronize() -> None:
-    torch.cuda.synchronize()
+    from tilescale.backends.cuda.running.phase_reports import checked
+
+    with checked():
+        torch.cuda.synchronize()
