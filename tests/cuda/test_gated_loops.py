@@ -151,8 +151,8 @@ def test_rings_go_on_from_turn_to_turn():
     loader, units = branches(text(arriving(devices=2, turns=2, steps=4)))
     done = r"\(\((turn\w*) \* 4\) \+ (step\w*)\)"
     place, parity = rf"\[\({done} % 3\)\]", rf"\(\({done} % 6\) / 3\)"
-    assert len(re.findall(rf"empty{place}\.wait\(\(1 - {parity}\), ", loader)) == 1
-    assert len(re.findall(rf"full{place}\.wait\({parity}, ", units)) == 2
+    assert len(re.findall(rf"empty{place}\.wait\(\(1 - {parity}\)\);", loader)) == 1
+    assert len(re.findall(rf"full{place}\.wait\({parity}\);", units)) == 2
 
 
 def test_a_loader_beside_a_grid_that_synchronizes_devices_by_itself():

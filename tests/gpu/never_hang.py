@@ -33,7 +33,6 @@ from tests.gpu.never_hang_common import (  # noqa: E402
     Rank,
     crowd_program,
     expect,
-    phase_programs,
     ring_program,
     shift_program,
     sum_program,
@@ -49,7 +48,6 @@ from tilescale.errors import (  # noqa: E402
 )
 
 JOB_S = {"survive": 120.0, "kill-1": 30.0, "kill-0": 30.0, "kill-copies-1": 40.0}
-JOB_S |= {f"phase-{kind}": 60.0 for kind in ("devices", "cluster", "units", "plain")}
 PROCESSORS = 132
 
 
@@ -271,45 +269,13 @@ def kill(victim: int, prepare: Callable[[Rank], Callable[[], object]]) -> None:
     print(f"done killed rank {own.rank} ({time.monotonic() - begin:.1f} s)", flush=True)
 
 
-def phase(own: Rank, kind: str) -> None:
-    """Threads of the last rank never arrive at an mbarrier: its grid ends, and ranks that wait for it know."""
-    x = torch.zeros(BLOCKS, dtype=torch.int32, device="cuda")
-    kernel = tilescale.compile(phase_programs()[kind], wait_s=WAIT_S)
-    kernel(x, 0)
-    kernel.synchronize()
-    assert (x > 0).all()
-    own.world.barrier()
-    begin, late = time.monotonic(), own.rank == own.size - 1
-
-    def call() -> None:
-        kernel(x, 64 if late else 0)
-        kernel.synchronize()
-
-    if late:
-        parts = f"{kind}", "of parity 0 of the mbarrier full[1]", "T.barrier_wait(full[1], 0)"
-        text = expect(WaitTimeoutError, call, *parts, within=4 * WAIT_S)
-        expect(WaitTimeoutError, kernel.synchronize, "the mbarrier full[1]", within=0.5)  # as CUDA refuses all work
-    elif kind == "devices":
-        text = expect((WaitTimeoutError, RankFailedError), call, within=4 * WAIT_S)
-    else:
-        call()
-        text = ""
-    print(text, flush=True)
-    print(f"done phase-{kind} rank {own.rank} ({time.monotonic() - begin:.1f} s)", flush=True)
-
-
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
 def child(job: str, names: list[str]) -> None:
     warnings.simplefilter("ignore")
     try:
-        if job == "survive":
-            survive(names)
-        elif job.startswith("phase"):
-            phase(Rank(), job.removeprefix("phase-"))
-        else:
-            kill(int(job[-1]), with_copies if "copies" in job else in_a_kernel)
+        survive(names) if job == "survive" else kill(int(job[-1]), with_copies if "copies" in job else in_a_kernel)
     except (TileScaleError, AssertionError, RuntimeError):
         print(f"rank {os.environ['RANK']}: {traceback.format_exc()}", flush=True)
         raise SystemExit(1) from None
@@ -344,10 +310,8 @@ def main(names: list[str]) -> int:
     size, failed = int(os.environ.get("WORLD_SIZE", torch.cuda.device_count())), 0
     for job in JOB_S:
         victims = {int(job[-1])} if job.startswith("kill") else set()
-        cases = {"killed": size - 1} if victims else {job: size}
-        if job == "survive":
-            cases = {case.__name__: size for case in chosen(names)}
-        if not cases or job != "survive" and names and not any(name in job for name in names):
+        cases = {case.__name__: size for case in chosen(names)} if not victims else {"killed": size - 1}
+        if not cases or victims and names and not any(name in job for name in names):
             continue
         outputs, codes, took = start(job, names, size)
         for case, wanted in cases.items():

@@ -112,57 +112,6 @@ def queue_program(name: str, rows: int = ROWS):
     return queued.with_attr("global_symbol", name)
 
 
-def phase_programs():
-    """Programs of devices, of clusters, of warpgroups and of plain TileLang. All threads but the first `late` arrive at
-    an mbarrier.
-    """
-
-    @T.prim_func
-    def devices(X: T.Tensor((BLOCKS,), "int32"), late: T.int32):
-        with T.Kernel(device=T.ALL, block=BLOCKS, threads=128) as bx:
-            full = T.alloc_barrier([128, 128])
-            with T.Scale("block"):
-                if T.get_thread_binding() >= late:
-                    T.barrier_arrive(full[1])
-                T.barrier_wait(full[1], 0)
-                X[bx] += 1
-                with T.Scale("device"):
-                    T.barrier()
-
-    @T.prim_func
-    def cluster(X: T.Tensor((BLOCKS,), "int32"), late: T.int32):
-        with T.Kernel(cta_cluster=2, block=BLOCKS, threads=128) as bx:
-            full = T.alloc_barrier([128, 128])
-            with T.Scale("block"):
-                if T.get_thread_binding() >= late:
-                    T.barrier_arrive(full[1])
-                T.barrier_wait(full[1], 0)
-                X[bx] += 1
-                T.barrier()
-
-    @T.prim_func
-    def units(X: T.Tensor((BLOCKS,), "int32"), late: T.int32):
-        with T.Kernel(block=BLOCKS, threads=256) as bx:
-            full = T.alloc_barrier([256, 256])
-            with T.Scale("warpgroup") as (group, _):
-                if T.get_thread_binding() >= late:
-                    T.barrier_arrive(full[1])
-                T.barrier_wait(full[1], 0)
-                if group == 0:
-                    X[bx] += 1
-
-    @T.prim_func
-    def plain(X: T.Tensor((BLOCKS,), "int32"), late: T.int32):
-        with T.Kernel(BLOCKS, threads=128) as bx:
-            full = T.alloc_barrier([128, 128])
-            if T.get_thread_binding() >= late:
-                T.barrier_arrive(full[1])
-            T.barrier_wait(full[1], 0)
-            X[bx] += 1
-
-    return {"devices": devices, "cluster": cluster, "units": units, "plain": plain}
-
-
 def sum_program():
     """The sum of a tensor over all devices, by NCCL."""
 

@@ -182,7 +182,6 @@ TARGETS = (
     _running("control", "test_execute_calls", "test_conditions"),
     _running("execute", "test_execute_calls", "test_execute_failures", "test_where_devices_synchronize", "test_nodes"),
     _running("messages", "test_nodes", "test_messages"),
-    _running("phase_reports", "test_bounded_phases"),
     _running("plans", "test_plans", "test_execute_calls", "test_calls_alike", "test_execute_arguments"),
     _running("queue_parts", "test_execute_queue", "test_queue_between_nodes"),
     _running("queue_watch", "test_queue_watch", "test_execute_queue"),

@@ -22,7 +22,6 @@ from tilescale.backends.cuda.running.execute import DeviceProgram
 from tilescale.backends.cuda.target import target_for
 from tilescale.backends.tilelang.limits import check_threads, may_be_uneven
 from tilescale.backends.tilelang.lowering import implemented
-from tilescale.backends.tilelang.lowering.bounded_phases import bounded_phases
 from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
 from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.backends.tilelang.lowering.program import LoweredProgram
@@ -139,7 +138,7 @@ class PlainLowered:
 
     def compilations(self, options: dict[str, Any]) -> list[stock.KernelCompilation]:
         given = {k: v for k, v in options.items() if v is not None and k not in ("wait_s", "timeline")}
-        return [stock.KernelCompilation(self.program.func, (bounded_phases,), options=given)]
+        return [stock.KernelCompilation(self.program.func, options=given)]
 
     ahead = compilations
 
@@ -150,13 +149,9 @@ class PlainLowered:
             UntrustedCacheError: other users may write into its cache.
             ShapeError, UnsupportedError: stock TileLang cannot compile it.
         """
-        from tilescale.backends.cuda.running import phase_reports
         from tilescale.backends.cuda.running.toolchain import check_cache
 
         check_cache()
-        phase_reports.bound_phases(options.get("wait_s") or settings().wait_s)
-        for number, launch in enumerate(self.program.launches):
-            phase_reports.name_kernel(f"{self.program.name}_kernel{f'_{number}' if number else ''}", launch)
         (compilation,) = self.compilations(options)
         with self._explained(options):
             kernel = compilation.run()
@@ -251,7 +246,4 @@ class DeviceLowered:
 
 
 def _synchronize() -> None:
-    from tilescale.backends.cuda.running.phase_reports import checked
-
-    with checked():
-        torch.cuda.synchronize()
+    torch.cuda.synchronize()

@@ -7,7 +7,6 @@ from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilescale.backends.tilelang.lowering.bounded_phases import bounded_phases
 from tilescale.backends.tilelang.lowering.check import KernelCheck
 from tilescale.backends.tilelang.lowering.groups.registers import one_array_each
 from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
@@ -29,7 +28,7 @@ DEVICES = 4
 STRIDE = 1 << 36
 """Bytes between devices in the address range of a text generated without a heap."""
 
-REWRITES = one_array_each, whole_vectors, wait_for_gemms, bounded_phases, called_wgmmas, without_host_headers
+REWRITES = one_array_each, whole_vectors, wait_for_gemms, called_wgmmas, without_host_headers
 """Rewrites of stock TileLang's text before nvcc compiles it."""
 
 

@@ -14,7 +14,7 @@ from tilelang_core import ir
 from tilescale.backends.base import Compilation
 from tilescale.backends.cuda import headers
 from tilescale.backends.cuda.lowered_cache import cached
-from tilescale.backends.cuda.running import control, messages, nccl, phase_reports, queued, queued_exchange, transports  # noqa: F401 - four register steps
+from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_exchange, transports  # noqa: F401 - four register steps
 from tilescale.backends.cuda.running.agreement import facts, on_all, once_per_node
 from tilescale.backends.cuda.running.ahead import compilations, compiler_options
 from tilescale.backends.cuda.running.collectives.workspaces import MessageWorkspaces
@@ -88,7 +88,6 @@ class DeviceProgram:
         self.on_all(self._check_machine)
         self.sites: list[WaitSite] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
-        phase_reports.bound_phases(self._limit_ns / 1e9)
         self._order = stream_order(self.device)
         self._plans = CallPlans(
             lambda: self._order.stream() is None, (0, 0) if self.is_alone else own_addresses(self.heap)
@@ -294,15 +293,16 @@ class DeviceProgram:
 
     def _launched(self, values: Sequence[Any], stream: int) -> bool:
         """Whether C code knows the call; then it has been launched on the stream."""
-        if self._waits:
-            self.guard.check()
-            self._order.begin(stream)
+        if not self._waits:
+            return self._plans.launch(values, stream)
+        self.guard.check()
+        self._order.begin(stream)
         try:
             is_known = self._plans.launch(values, stream)
         except BaseException as error:
             self._give_up(error)
             raise
-        if is_known and self._waits:
+        if is_known:
             self._order.end()
         return is_known
 
@@ -345,7 +345,7 @@ class DeviceProgram:
             except BaseException as error:
                 if self.queue is not None:
                     self.queue.drop()
-                if stream is not None:  # captured work does not run now
+                if ordered is not None:  # captured work does not run now
                     self._give_up(error)
                 raise
         finally:
@@ -356,10 +356,8 @@ class DeviceProgram:
 
     def _give_up(self, error: BaseException) -> None:
         """Handle an incomplete call on this rank: the program cannot continue without `reset`. Raises RankFailedError
-        where NCCL fails because a rank has died, and WaitTimeoutError where a grid has ended in a wait."""
-        phase_reports.check(error)
-        if self._waits:
-            self.guard.records.stop()
+        where NCCL fails because a rank has died."""
+        self.guard.records.stop()
         if self.by_nccl and nccl.is_failure(error):
             self.guard.blame(error)
 
@@ -430,11 +428,10 @@ class DeviceProgram:
 
     def synchronize(self) -> None:
         """Wait until the device is idle. Raises as a call does, for all calls until now."""
-        with phase_reports.checked():
-            if self._waits:
-                self.guard.synchronize()
-            else:
-                torch.cuda.synchronize(self.device)
+        if self._waits:
+            self.guard.synchronize()
+        else:
+            torch.cuda.synchronize(self.device)
 
     def reset(self) -> None:
         """Collective: reset after a failed wait, with counters and workspaces of zero. Raises as `WaitGuard.reset`."""

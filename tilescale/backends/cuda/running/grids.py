@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilescale.backends.cuda.running import occupancy, phase_reports
+from tilescale.backends.cuda.running import occupancy
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import CallStep, KernelLaunch, ProgramCall, StreamWork
 from tilescale.backends.tilelang import nvshmem_link
@@ -33,7 +33,6 @@ def grid_step(context: ProgramContext, grid: LoweredGrid) -> CallStep:
         context.on_all(lambda: nvshmem_link.prepare(context.heap, context.options, launch.where))
     kernel = context.compile(lowered.func, check_of(lowered, context.program, context.target.machine))
     _check_residency(context, grid, kernel)
-    phase_reports.name_kernel(f"{lowered.func.attrs['global_symbol']}_kernel", launch)
     run = stock.entry(kernel)
     if by_nvshmem:
         run = nvshmem_link.started(run, launch.where)
