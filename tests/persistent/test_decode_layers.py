@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 import tilescale
-from tests.cuda.support import source
+from tests.cuda.support import lowered, source
 from tests.persistent.conftest import FEW
 from tilescale.hda import Machine
 from tilescale.ops import decode_sizes
@@ -163,6 +163,17 @@ def test_layers_are_the_reference(sizes: LayerSizes, fused: bool, small: Machine
     with tilescale.use_machine(small):
         func = decode_layers(sizes)
     compare(sizes, persistent(func, small)[0] if fused else func, arguments(sizes), small)
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"page": 16, "pages": 20}, {"experts": 8, "choices": 2}], ids=["plain", "pages", "experts"]
+)
+def test_a_launch_has_a_lowering(form: dict[str, Any]):
+    """The emulator lowers a launch only where it is in doubt about a tile."""
+    machine = Machine.load("h200-sxm-8")
+    with tilescale.use_machine(machine):
+        func = decode_layers(LayerSizes(1, 1, keys=128, **form, **SMALL))
+    lowered(persistent(func, machine)[0]).check_tiles()
 
 
 def test_tasks_make_activations_of_several_parts(small: Machine):
