@@ -44,7 +44,7 @@ def test_what_is_generated_has_the_one_rule(form: str):
     for operation in ("allreduce", "reduce_scatter"):
         text = source(program(operation, form, None, "bfloat16", "max"))
         kernel = text[text.rindex("__launch_bounds__") :]
-        assert re.search(r"combined<tilescale::MAX>\(|cluster_allreduce<tilescale::MAX", kernel)
+        assert re.search(r"(combined|cluster_allreduce|reduce_tile)<[^>(]*tilescale::MAX", kernel)
         assert not re.search(r"\bf?max[f]?\(|__hmax", kernel)
 
 
