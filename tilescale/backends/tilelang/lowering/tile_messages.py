@@ -51,15 +51,15 @@ def is_able(stage: DeviceStage, made: Collective, tile: TileRegion) -> bool:
 
 def is_dense(stage: DeviceStage, tile: TileRegion) -> bool:
     """Whether a tile is in shared memory in plain order, as nothing gives it a layout, and without gaps."""
-    buffer, nbytes = tile.buffer, ir.bits(tile.dtype) // 8
-    if ir.scope_kind(buffer) != "shared" or ir.constants(tile.begins) is None:
+    buffer, begins, nbytes = tile.buffer, ir.constants(tile.begins), ir.bits(tile.dtype) // 8
+    if ir.scope_kind(buffer) != "shared" or begins is None:
         return False
     if buffer.data in dict(stage.launch.notes).get("layout_map", {}):
         return False
     shape = [ir.integer(n) for n in buffer.shape]
     behind = next((axis for axis, n in enumerate(tile.extents) if n != 1), len(shape))
     whole = tile.extents[behind + 1 :] == shape[behind + 1 :]
-    first = sum(int(b) * math.prod(shape[axis + 1 :]) for axis, b in enumerate(map(ir.constant, tile.begins)))
+    first = sum(begin * math.prod(shape[axis + 1 :]) for axis, begin in enumerate(begins))
     return whole and first * nbytes % WORD == 0 and not _is_laid_out(stage, buffer)
 
 
