@@ -4,7 +4,7 @@
 In a dry run a kernel that has never run only zeroes what it would write. Zeros are valid indices and counts, so the
 rest of the run continues, and reaches every kernel.
 
-A kernel's compilation begins, in a forked process, when the dry run calls the kernel. Those that only other row counts
+A kernel's compilation begins, in forked processes, when the dry run calls the kernel. Those that only other row counts
 take are compiled afterwards, with the least priority, and nothing waits for them.
 """
 
@@ -44,6 +44,7 @@ class NeededKernels:
         later: functions that find those of other row counts, with their arguments; estimates for all of them take as
             long as the run itself.
         runs: compilations that this rank has begun, by kernel. They lower all of their programs first.
+        most: processes of this rank that compile at a time.
     """
 
     def __init__(self) -> None:
