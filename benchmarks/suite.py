@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -101,7 +102,15 @@ def compile_beforehand(choice: Choice, heats: list[Heat]) -> None:
     bad = [text for code, text in jobs.finish(list(started.values()), COMPILE_S) if code]
     say(f"compiled by {len(started)} jobs in {time.monotonic() - begin:.0f} s, {len(bad)} of them failed")
     for text in bad:
-        say("    " + "\n    ".join(text.strip().splitlines()[-3:]))
+        say(f"    {last_error(text)}")
+
+
+def last_error(text: str) -> str:
+    """The last line of a job's output that says what was raised; a launcher's own summary comes after it."""
+    lines = text.strip().splitlines() or [""]
+    raised = [line for line in lines if re.match(r"(\[rank\d+\]: ?)?[\w.]+(Error|Exception)\b", line)]
+    own = [line for line in raised if "ChildFailedError" not in line]
+    return (own or lines)[-1]
 
 
 # -- racing ------------------------------------------------------------------------------------------------------------

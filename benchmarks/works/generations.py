@@ -78,7 +78,7 @@ def whole() -> Any:
 
     torch.manual_seed(SEED)
     with trials.device():
-        return AutoModelForCausalLM.from_config(LLAMA.config).bfloat16().eval()
+        return AutoModelForCausalLM.from_config(LLAMA.config, dtype=torch.bfloat16).eval()
 
 
 @functools.cache
