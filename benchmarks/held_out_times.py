@@ -5,11 +5,13 @@
     torchrun --nproc-per-node 2 benchmarks/held_out_times.py --seconds 74 --seed 238      the second draw
 
 Operators take both strategies, with weights that `any_shape.py` has not measured. Collectives run by each algorithm, on
-activations of published models and on tensors of any number of elements. All calls are in CUDA graphs.
+activations of published models and on tensors of any number of elements. All calls are in CUDA graphs. First the
+kernels of all weights are compiled, by a job for each; --compile-only and --no-beforehand split this off.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -24,12 +26,14 @@ sys.path[:0] = [str(SCRIPT.parents[1]), str(SCRIPT.parent), str(SCRIPT.parent / 
 
 import any_shapes  # noqa: E402 - found through the path above
 import click  # noqa: E402
+import jobs  # noqa: E402
 import strategies  # noqa: E402
 import torch  # noqa: E402
 import trials  # noqa: E402
 import whole_tensors  # noqa: E402
 from any_shapes import Shape  # noqa: E402
-from runs import Run, say  # noqa: E402
+from runs import Run  # noqa: E402
+from suite import finish_compiling  # noqa: E402
 
 import tilescale  # noqa: E402
 from tilescale.tuning.race import Heat  # noqa: E402
@@ -41,6 +45,9 @@ ROWS = 8
 
 SIZES = 8
 """Tensors of each collective; every third one has any number of elements."""
+
+COMPILE_S = 105.0
+"""Longest time for compiling beforehand."""
 
 LOG_BYTES = 12.5, 27.5
 """Binary logarithm of the bytes of tensors of collectives, at least and at most."""
@@ -88,15 +95,20 @@ def collective(name: str, nbytes: int, gpus: int) -> Heat:
     return whole_tensors.Work(name, nbytes).heat(gpus, "graph", True)
 
 
-def compile_kernels(group: list[list[Shape]]) -> None:
-    """Compile the kernels of operators by both strategies, all at once."""
+def compile_weight(same: list[Shape]) -> None:
+    """Compile the kernels of operators with one weight by both strategies, all at once."""
 
     def dry() -> None:
-        for shape in (shape for same in group for shape in same):
-            for name in strategies.STRATEGIES:
-                strategies.fixed(any_shapes.WORKS[shape.work](shape).dry, name)()
+        for shape, name in itertools.product(same, strategies.STRATEGIES):
+            strategies.fixed(any_shapes.WORKS[shape.work](shape).dry, name)()
 
     tilescale.ops.warm_up(dry)
+
+
+def compile_beforehand(seed: int, weights: int, gpus: int) -> None:
+    """Fill the cache of kernels, by a job for each weight."""
+    words = ["--seed", str(seed), "--weights", str(weights), "--weight"]
+    finish_compiling([jobs.start(SCRIPT, [*words, str(number)], gpus) for number in range(weights)], COMPILE_S)
 
 
 @click.command(help=__doc__.replace("\n    ", "\n\n\b\n    ", 1))
@@ -106,15 +118,26 @@ def compile_kernels(group: list[list[Shape]]) -> None:
 @click.option("--rounds", default=5, show_default=True, help="Groups of calls of each contender.")
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS, help="Folder of the results.")
 @click.option("--limit", default=40.0, show_default=True, help="Seconds that a step may take before the run ends.")
-def main(seed: int, weights: int, seconds: float, rounds: int, out: Path, limit: float) -> None:
+@click.option("--weight", type=int, help="Only compile the kernels of this weight, counted from 0.")
+@click.option("--compile-only", is_flag=True, help="Only compile the kernels of all weights.")
+@click.option("--no-beforehand", is_flag=True, help="Compile each kernel when its turn comes.")
+def main(
+    seed: int, weights: int, seconds: float, rounds: int, out: Path, limit: float, weight: int | None,
+    compile_only: bool, no_beforehand: bool,
+) -> None:  # fmt: skip
     begin, world = time.monotonic(), tilescale.init()
     if not torch.cuda.is_available() or world.size == 1:
         raise click.UsageError("times need several GPUs; start it with torchrun --nproc-per-node")
     trials.device()
-    run = Run(SCRIPT.stem, out, rounds, limit, seeds=(0,))
     products = shapes(seed, weights, world.size)
-    compile_kernels(products)
-    say(f"compiled operators in {time.monotonic() - begin:.0f} s")
+    if weight is not None:
+        return compile_weight(products[weight])
+    if not no_beforehand and world.rank == 0:
+        compile_beforehand(seed, len(products), world.size)
+    world.barrier()
+    if compile_only:
+        return None
+    run = Run(SCRIPT.stem, out, rounds, limit, seeds=(0,))
     heats: list[Callable[[], Heat]] = [lambda s=s: operator(s) for same in products for s in same]
     heats += [lambda of=of: collective(*of, world.size) for of in sizes(seed)]
     random.Random(seed).shuffle(heats)

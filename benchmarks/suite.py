@@ -92,15 +92,24 @@ def compile_all(heats: list[Heat]) -> None:
 
 def compile_beforehand(choice: Choice, heats: list[Heat]) -> None:
     """Fill TileLang's cache, by a job for each kernel."""
-    begin, started = time.monotonic(), {}
+    started = {}
     for heat in heats:
         for contender in heat.contenders:
             kernel = heat.work, heat.shape, heat.dtype, heat.gpus, contender.name  # one for all modes
             if contender.compile and kernel not in started:
                 words = choice.arguments(only=heat.title, contender=contender.name)
                 started[kernel] = jobs.start(choice.suite.script, [*words, "--compile-only"], heat.gpus)
-    bad = [text for code, text in jobs.finish(list(started.values()), COMPILE_S) if code]
-    say(f"compiled by {len(started)} jobs in {time.monotonic() - begin:.0f} s, {len(bad)} of them failed")
+    finish_compiling(list(started.values()), COMPILE_S)
+
+
+def finish_compiling(started: list[jobs.Job], limit_s: float) -> None:
+    """Wait for jobs that fill the cache, and say how far they came."""
+    begin, bad = time.monotonic(), []
+    for number, job in enumerate(started):
+        ((code, text),) = jobs.finish([job], begin + limit_s - time.monotonic())
+        bad += [text] if code else []
+        done = f"{number + 1} of {len(started)} jobs in {time.monotonic() - begin:.0f} s"
+        say(f"compiled by {done}, {len(bad)} of them failed")
     for text in bad:
         say(f"    {last_error(text)}")
 
