@@ -175,10 +175,22 @@ def gathered(
     return float(work.done(np.concatenate([own, (own[-1] if kept else begin) + sent]))[-1])
 
 
-def gathered_across(travel: RowTransport, chunk: int, work: TileWork) -> float:
-    """Seconds until a grid ends that processes chunks of rows when those of all units are there."""
-    steps = [(travel.parts - 1) * travel.sending(rows) for rows in travel.cut(chunk)]
-    return travel.keeping(travel.height) + float(work.done(travel.queue.startup + np.cumsum(steps))[-1])
+def gathered_across(
+    travel: RowTransport, chunk: int, work: TileWork, made: TileWork | None = None, *, kept: bool = True
+) -> float:
+    """Seconds until a grid ends that processes chunks of rows when those of all units are there.
+
+    Args:
+        made: of a grid before, whose tiles are the rows; None: they are there.
+        kept: whether local rows are copied.
+    """
+    local, rows = travel.keeping(travel.height) if kept else 0.0, travel.cut(chunk)
+    if made is None:
+        steps = [(travel.parts - 1) * travel.sending(count) for count in rows]
+        return local + float(work.done(travel.queue.startup + np.cumsum(steps))[-1])
+    others = travel.parts - 1
+    arrived = _gone(travel, chunk, np.repeat(made.made(len(rows)), others))[others - 1 :: others]
+    return local + float(work.done(np.maximum(arrived, made.seconds))[-1])
 
 
 def sliced(travel: RowTransport, slices: int, work: TileWork, begin: float = 0.0) -> float:

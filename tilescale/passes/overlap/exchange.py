@@ -27,7 +27,7 @@ from tilescale.passes.overlap.chunks import RowChunks, flag, put, wait
 from tilescale.passes.overlap.estimate import choose_rows, exchanged
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting, uses_after
 from tilescale.passes.overlap.partition import Partition, check_whole
-from tilescale.passes.overlap.producers_consumers import check_some, counted, maker_of, readers_of
+from tilescale.passes.overlap.producers_consumers import check_some, counted, counting, maker_of, readers_of
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.tile_order import (
@@ -236,18 +236,14 @@ def _departing(
     """Insert the copies before the grid that writes their sources, signals in it, and the local copy after it."""
     sent, level, stmt = found.sent, found.level, found.site.stmt
     made = RowChunks(sent, chunks.rows, chunks.most)
-    done = rewriter.alloc_flags(f"{sent.buffer.name}_done", made.shape)
-    count = counted(maker, made, found.uses, level)
+    after = counting(maker, made, found.uses, level, rewriter, _made(found, maker))
     order: TileOrder = ArrivalOrder() if is_in(ArrivalOrder(), maker, sent, found.uses, level) else DepartureOrder()
     tiles = tiles_in(order, maker, sent, found.uses, move, level) if isinstance(order, DepartureOrder) else None
 
     def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
-        return _put(found, chunks, here, rank, peer, chunk, flag(done, peer, chunk), count(peer, chunk))
+        return _put(found, chunks, here, rank, peer, chunk, *after(peer, chunk))
 
     before = DevicePhase(tir.sequence(located(chunks.to_others(level, part, order), stmt)))
-    last = maker.stmts[-1]
-    counting = [tir.at(s, last) for s in made.counts(maker, found.uses, level, done)]
-    rewriter.statements.append((last, tir.sequence([_made(found, maker), *counting])))
     rewriter.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, rewriter))))
     behind = located(_kept(found, chunks, here), stmt)
     rewriter.instead(found.site.phase, stmt, [DevicePhase(tir.sequence(behind))])

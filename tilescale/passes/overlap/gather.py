@@ -4,14 +4,17 @@
 Why: all devices wait for the whole of a tensor although each tile reads rows of one part. Before: a gather, then grids.
 After: the gather is started on the copy queue, a chunk of rows at a time, each with a flag; a tile waits for the flags
 of the rows that it reads; the first grid works on the local part first and then on the others in the order in which
-they arrive. Where a tile reads rows of all parts, in a loop over these or of a matrix whose columns are gathered, each
-chunk is sent to all units before the next one, and tiles stay as written. Declines gathers along further dimensions,
+they arrive. Where a tile reads
+rows of all parts, in a loop over these or of a matrix whose columns are gathered, each chunk is sent to all units
+before the next one, and tiles stay as written; in such a loop, chunks that a grid makes are sent when their tiles are
+counted. Declines gathers along further dimensions,
 those whose result is used outside of grids, and the cases of `legality.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,7 +30,7 @@ from tilescale.passes.overlap.estimate import RowTransport, choose_rows, gathere
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting
 from tilescale.passes.overlap.local_rows import check_source, split_by_source
 from tilescale.passes.overlap.partition import Partition, check_whole
-from tilescale.passes.overlap.producers_consumers import check_some, readers_of
+from tilescale.passes.overlap.producers_consumers import check_some, counted, counting, maker_of, readers_of
 from tilescale.passes.overlap.raster import Raster, check_free
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import CALLER, Move
@@ -36,7 +39,8 @@ from tilescale.passes.overlap.tile_cost import TileWork
 from tilescale.passes.overlap.tile_order import ArrivalOrder, tiles_in, with_tiles
 from tilescale.program.asynchronous import PartLayout
 from tilescale.program.dependence import Dependence, ProgramStep
-from tilescale.program.model import GridPhase, location
+from tilescale.program.model import DevicePhase, GridPhase, location
+from tilescale.program.operations import Rank, operation
 from tilescale.program.ops import ALL_GATHER
 
 
@@ -49,6 +53,7 @@ class _SplitGather:
         pieces: what is sent with one flag.
         flags: one for each piece of each part.
         across: whether a tile reads rows of all parts.
+        maker: the write of the source by a grid before, whose tiles are counted; None: it is there before.
     """
 
     site: CollectiveSite
@@ -59,6 +64,7 @@ class _SplitGather:
     pieces: RowChunks | ColumnSlices
     flags: ir.Buffer
     across: bool
+    maker: TensorUse | None = None
 
     @property
     def level(self) -> str:
@@ -107,7 +113,7 @@ def overlap_gathers(several: Gathers, graph: Dependence, uses: AccessMaps) -> ir
         started = to_others(level, gathers[0].rows.parts, send)
         changed = split_by_source(first, [gather.site for gather in gathers], rewriter, raster)
     else:
-        started = _started(gathers[0], in_place=is_behind_waiting(mine, graph))
+        started = _started(gathers[0], rewriter, in_place=is_behind_waiting(mine, graph))
         changed = _tiles(gathers[0], first, rewriter)
     stmts = [tir.sequence(located(started, site.stmt)), *[tir.sequence([])] * (len(gathers) - 1)]
     rewriter.statements.extend((gather.site.stmt, stmt) for gather, stmt in zip(gathers, stmts, strict=True))
@@ -123,7 +129,7 @@ def _tiles(gather: _SplitGather, use: TensorUse, rewriter: LaunchRewriter) -> Gr
         return with_tiles(use.phase, tiles_in(ArrivalOrder(), use, gather.rows, uses, move, gather.level), rewriter)
     if not gather.across:
         raise Declined("tiles are rasterized that read local rows from the source, or rows of all parts")
-    check_free(use, uses, move)
+    check_free(use, uses, move, grids=1 if gather.maker is None else 2)
     return Raster.of(use, move).changed(use.phase, rewriter, [], lambda number: {})
 
 
@@ -161,17 +167,35 @@ def _gather(
     check_some(readers[0], rows, uses, site.made.level)
     made, units = site.made, uses.sizes[site.made.level]
     across = made.axis == 1 or units == 1 and move.local is None or all(use.tiles and use.loops for use in readers)
-    chunk = choose_rows(site, uses, rows, readers, move, partial(_seconds, move, across))
+    maker = _maker(site, mine, graph, uses, rows) if across and made.axis == 0 and units > 1 else None
+    chunk = choose_rows(site, uses, rows, readers, move, partial(_seconds, move, across), maker)
     pieces = ColumnSlices(rows, move.slices) if move.slices else RowChunks(rows, chunk, move.chunks)
     flags = rewriter.alloc_flags(f"{rows.buffer.name}_here", (units, pieces.shape[1]))
-    return _SplitGather(site, uses, move, rows, readers, pieces, flags, across)
+    return _SplitGather(site, uses, move, rows, readers, pieces, flags, across, maker)
 
 
-def _seconds(move: Move, across: bool, travel: RowTransport, chunk: int, _: Any, work: TileWork | None) -> float:
-    """The estimate of the grid that reads a gather."""
+def _maker(
+    site: CollectiveSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, rows: Partition
+) -> TensorUse | None:
+    """The write of the source by a grid that can be counted; None: there is no such grid."""
+    source, _, extents = ir.region_parts(site.made.source)
+    sent = Partition(source, 1, len(extents) == len(rows.buffer.shape), depth=rows.depth)
+    with contextlib.suppress(Declined):
+        check_whole(site.made.source, "gathers", None)
+        phase = maker_of(uses.names.root(source.data), mine, graph, "what it sends")
+        use = uses.find(phase, site.launch, sent)
+        counted(use, RowChunks(sent, use.tiles.step if use.tiles else sent.height), uses, site.made.level)
+        return use
+    return None
+
+
+def _seconds(
+    move: Move, across: bool, travel: RowTransport, chunk: int, made: TileWork | None, work: TileWork | None
+) -> float:
+    """The estimate of the grid that reads a gather, and of that which makes its source."""
     assert work is not None
     if across:
-        return gathered_across(travel, chunk, work)
+        return gathered_across(travel, chunk, work, made, kept=move.local is None)
     if move.slices is not None:
         return sliced(travel, move.slices, work, travel.queue.startup)
     return gathered(travel, chunk, work, kept=move.local is None)
@@ -194,6 +218,8 @@ def _reads_source(gathers: Sequence[_SplitGather]) -> Raster | None:
     move, uses = gathers[-1].move, gathers[-1].uses
     if gathers[0].across and move.local is None:
         return None
+    if gathers[0].across and _reads_others(gathers[0]):
+        return None
     try:
         if move.local is None:
             raise Declined("as requested")
@@ -208,6 +234,29 @@ def _reads_source(gathers: Sequence[_SplitGather]) -> Raster | None:
     for gather in gathers:
         gather.move.why += ", local rows from the source"
     return raster
+
+
+def _reads_others(gather: _SplitGather) -> bool:
+    """Whether tiles, which alone see the result, are known to read no local rows."""
+    uses = gather.uses
+    is_seen = uses.is_argument(uses.names.root(gather.rows.buffer.data))
+    return not is_seen and all(_skips_local(use, gather.level, gather.units) for use in gather.readers)
+
+
+def _skips_local(use: TensorUse, level: str, units: int) -> bool:
+    """Whether the loop over the parts in the tiles of a use leaves out that of the unit itself, on each one."""
+    steps = ir.constants((use.loops[-1].min, use.loops[-1].extent)) if use.loops else None
+    if use.tiles is None or steps is None:
+        return False
+    loop, part, (first, count) = use.loops[-1], use.tiles.part, steps
+    made = {stmt.var: operation(stmt.value) for stmt in ir.statements(use.phase.stmt) if isinstance(stmt, ir.Bind)}
+    ranks = [var for var, value in made.items() if isinstance(value, Rank) and value.level == level]
+
+    def read(rank: int, step: int) -> int | None:
+        values = {loop.loop_var: step, **dict.fromkeys(ranks, rank)}
+        return ir.constant(ir.substitute(part, {var: ir.IntImm("int32", value) for var, value in values.items()}))
+
+    return all(read(rank, step) not in (None, rank) for rank in range(units) for step in range(first, first + count))
 
 
 def rows_of(site: CollectiveSite, uses: AccessMaps, *, by_columns: bool = False) -> Partition:
@@ -228,17 +277,29 @@ def rows_of(site: CollectiveSite, uses: AccessMaps, *, by_columns: bool = False)
 # -- chunks ------------------------------------------------------------------------------------------------------------
 
 
-def _started(gather: _SplitGather, *, in_place: bool) -> list[ir.Stmt]:
-    """The gather, started on the copy queue. `in_place`: whether the device itself copies the local part into the
-    result before."""
+def _started(gather: _SplitGather, rewriter: LaunchRewriter, *, in_place: bool) -> list[ir.Stmt]:
+    """The gather, started on the copy queue, which may be before a grid that makes its source. `in_place`: whether the
+    device itself copies the local part into the result before."""
     made, rows, flags = gather.site.made, gather.rows, gather.flags
     rank, rank_is = rank_of(made.level)
     home = copy(made.source, gather.part(rank, 0, rows.height))
     assert isinstance(gather.pieces, RowChunks)
     if gather.across:
-        piece = lambda number: lambda rank, peer: _piece(gather, rank, peer, number)  # noqa: E731
+        kept = [rank_is, home] if gather.move.local is None else []
+        if gather.units == 1:
+            return kept
+        after: Callable[[Any, Any], Any] = lambda *which: ()  # noqa: E731
+        if gather.maker is not None:
+            chunks = RowChunks(gather.maker.rows, gather.pieces.rows, gather.pieces.most)
+            after = counting(gather.maker, chunks, gather.uses, made.level, rewriter)
+        piece = lambda number: lambda rank, peer: _piece(gather, rank, peer, number, after(0, number))  # noqa: E731
         sent = gather.pieces.all(lambda number: tir.sequence(to_others(made.level, gather.units, piece(number))))
-        return [rank_is, home, sent] if gather.units > 1 else [rank_is, home]
+        if gather.maker is None:
+            return [*kept, sent]
+        before = DevicePhase(tir.sequence(located([sent], gather.site.stmt)))
+        rewriter.phases.append((gather.maker.phase, (before, _tiles(gather, gather.maker, rewriter))))
+        gather.move.why += ", a chunk is sent when its tiles are counted"
+        return kept
     if gather.pieces.rows % rows.inner:
         sent = to_others(made.level, rows.parts, lambda *which: _send(gather, *which))
         return [*sent, rank_is, home, *gather.pieces.told(flags, rank)]
@@ -254,8 +315,8 @@ def _send(gather: _SplitGather, rank: Any, peer: Any) -> ir.Stmt:
     return gather.pieces.all(lambda number: _piece(gather, rank, peer, number))
 
 
-def _piece(gather: _SplitGather, rank: Any, peer: Any, number: Any) -> ir.Stmt:
-    """The copy of a piece of a rank's rows to a peer."""
+def _piece(gather: _SplitGather, rank: Any, peer: Any, number: Any, after: Any = ()) -> ir.Stmt:
+    """The copy of a piece of a rank's rows to a peer, at once or `after` a count of its tiles."""
     made, rows, pieces = gather.site.made, gather.rows, gather.pieces
     source, begins, extents = ir.region_parts(made.source)
     leading = len(extents) - len(rows.buffer.shape) + rows.slots
@@ -273,4 +334,4 @@ def _piece(gather: _SplitGather, rank: Any, peer: Any, number: Any) -> ir.Stmt:
         here, there = (pieces.region(whole, number) for whole in some(0, rows.height))
     else:
         here, there = some(number * pieces.rows, pieces.count(number))
-    return put(made.level, here, there, peer, flag(gather.flags, rank, number))
+    return put(made.level, here, there, peer, flag(gather.flags, rank, number), after)

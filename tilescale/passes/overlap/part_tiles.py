@@ -59,7 +59,8 @@ class PartTiles:
         (part, end), (first, last) = box[0], box[1]
         step, grid = ir.constant(last - first), dict(zip(launch.programs, launch.grid, strict=True))
         in_loop = {loop.loop_var for loop in loops} & ir.variables(ir.int_node(part))
-        extent = rows.parts if in_loop else grid.pop(ir.simplify(part, {}), None)
+        alone = 1 if rows.parts == 1 else None
+        extent = rows.parts if in_loop else grid.pop(ir.simplify(part, {}), alone)
         if step is None or ir.constant(end - part) != 1 or ir.constant(extent) != rows.parts:
             return None
         tile = axis_of_tiles((first, last), rows.height, grid)

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
+from tilelang_core import rewrite as tir
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
-from tilescale.passes.overlap.chunks import RowChunks
+from tilescale.passes.overlap.chunks import RowChunks, flag
 from tilescale.passes.overlap.legality import stands_alone, uses_after
 from tilescale.passes.overlap.partition import Partition
+from tilescale.passes.overlap.rewriter import LaunchRewriter
 from tilescale.passes.overlap.tile_order import stairs
 from tilescale.program.dependence import Dependence, ProgramStep
 from tilescale.program.model import DevicePhase, GridPhase, Launch, location
@@ -62,6 +64,23 @@ def counted(use: TensorUse, chunks: RowChunks, uses: AccessMaps, level: str) -> 
         raise Declined("no tile makes some of the rows", location(use.stmts[0]))
     numbers = [int(n) for n in found[0]]
     return lambda part, chunk: stairs(part * chunks.each + chunk, range(len(numbers)), numbers)
+
+
+def counting(
+    maker: TensorUse,
+    chunks: RowChunks,
+    uses: AccessMaps,
+    level: str,
+    rewriter: LaunchRewriter,
+    last: ir.Stmt | None = None,
+) -> Callable[[Any, Any], tuple[ir.Call, Any]]:
+    """Let the tiles of a producer grid count the chunks that they touch, behind their `last` statement on these, if it
+    is another one now. Returns the flag of a chunk, and its value when all tiles are done."""
+    done = rewriter.alloc_flags(f"{chunks.of.buffer.name}_done", chunks.shape)
+    count, stmt = counted(maker, chunks, uses, level), maker.stmts[-1]
+    signals = [tir.at(s, stmt) for s in chunks.counts(maker, uses, level, done)]
+    rewriter.statements.append((stmt, tir.sequence([stmt if last is None else last, *signals])))
+    return lambda part, chunk: (flag(done, part, chunk), count(part, chunk))
 
 
 def readers_of(

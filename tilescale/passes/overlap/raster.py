@@ -50,8 +50,9 @@ class Raster:
         launch, tiles = use.launch, use.tiles
         if move.group is None and move.blocks is None:
             return Raster(launch.programs, 1, launch.grid[0], None, None)
-        columns, in_loop = ir.constant(launch.grid[0]), use.loops and tiles
-        axes = ("columns", "tiles") if tiles is None or in_loop else ("columns", "tiles", "parts")
+        columns = ir.constant(launch.grid[0])
+        has_parts = tiles is not None and any(tiles.part.same_as(var) for var in launch.programs)
+        axes = ("columns", "tiles", "parts")[: 2 + has_parts]
         is_second = tiles is None or tiles.tile.same_as(launch.programs[1])
         if len(launch.programs) != len(axes) or not is_second or columns is None:
             raise Declined(f"the axes of the grid are not {', '.join(axes)}", location(use.stmts[0]))
@@ -100,14 +101,15 @@ class Raster:
         return {column: found_column, row: found_row}
 
 
-def check_free(use: TensorUse, uses: AccessMaps, move: Move) -> None:
-    """Raise Declined if programs of a grid cannot have other tiles than those of their numbers, as `move` asks."""
+def check_free(use: TensorUse, uses: AccessMaps, move: Move, grids: int = 1) -> None:
+    """Raise Declined if programs of a grid cannot have other tiles than those of their numbers, as `move` asks.
+    `grids`: how many of a launch are changed together."""
     if sets_order(use.phase):
         raise Declined("the program sets the order of its blocks itself", use.launch.where)
     check_order(use.phase, use.launch, uses.machine)
-    grids = [phase for phase, launch in phases(uses.program.body) if launch is use.launch]
+    found = [phase for phase, launch in phases(uses.program.body) if launch is use.launch]
     changes_grid = move.group is not None or move.blocks is not None
-    if changes_grid and sum(isinstance(phase, GridPhase) for phase in grids) > 1:
+    if changes_grid and sum(isinstance(phase, GridPhase) for phase in found) > grids:
         raise Declined("the launch has several grids", use.launch.where)
 
 

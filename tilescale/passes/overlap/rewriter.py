@@ -119,7 +119,9 @@ class LaunchRewriter:
         before: Part | None = None
         for inner in _flat(part):
             if isinstance(inner, DevicePhase):
-                found += [] if tir.is_nothing(inner.stmt) else [self._scale(self.machine.tensor_level.name, inner.stmt)]
+                if tir.is_nothing(inner.stmt):
+                    continue
+                found.append(self._scale(self.machine.tensor_level.name, inner.stmt))
             elif isinstance(inner, GridPhase):
                 stmt = inner.stmt
                 if isinstance(before, GridPhase):  # adjacent grid phases would be one phase
