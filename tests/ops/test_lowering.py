@@ -287,8 +287,6 @@ OWN, WHICH = (f"before the load of {name}: threads synchronize (stored)" for nam
 """In place of some of stock TileLang's."""
 TABLES = "lines", "slot"
 NEEDED = {
-    # The blocks that multiply have stored the tile that others, of the same text, load.
-    "gemm_ag": ["before the load of G: bulk stores are completed, threads synchronize (stored)"],
     **dict.fromkeys(("decode", "pages", "float8"), OF_DECODE),
     **dict.fromkeys(("scatter", "gradients of experts"), [OWN]),
     "experts": [BEFORE, OWN],

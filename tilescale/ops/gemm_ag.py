@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """GEMM and all-gather of the result's columns: gather(a @ b, dim=1), the columns of b distributed over the ranks.
 
-The copy queue sends each chunk of rows to all ranks when its tiles are done, into a workspace. Further blocks copy the
-chunks of other ranks into the result as they arrive. Small GEMMs, and those whose K or N is not a multiple of 8, gather
-afterwards.
+The program is sequential. By its schedule the copy queue sends each chunk of rows to all ranks when its tiles are done,
+into a workspace, from which a second grid stores the chunks of other ranks as they arrive. Small GEMMs, and those whose
+K or N is not a multiple of 8, gather afterwards.
 """
 
 from typing import Any
@@ -17,13 +17,14 @@ from tilescale.ops import strategy
 from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product
 from tilescale.ops.gemm_operators import kernel_arguments
 from tilescale.ops.group import collective, group_name, size_of, team_of
-from tilescale.ops.kernels import Choice, ChosenKernels
+from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import CHUNK, CHUNKS, ROWS, GemmSpec, add_bias, in_parts, multiply, on_chip_tiles, tiling
 from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import product
 from tilescale.ops.workspace import workspace_of
+from tilescale.passes.overlap.schedule import SOURCE, Move
 from tilescale.runtime.ahead import is_dry
 
 
@@ -61,16 +62,16 @@ def matmul_all_gather(
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     team, (M, K), N = team_of(group), a.shape, b.shape[1]
     job = strategy.CollectiveGemm("reduce_scatter", M, (N,), K, a.dtype)  # each rank receives as much, and adds nothing
-    is_whole = not K % MULTIPLE and not N % MULTIPLE
+    is_whole = team.size > 1 and not K % MULTIPLE and not N % MULTIPLE
     if is_whole and is_dry():
         prepare(job, (), _kernel, team, *kernel_arguments(a, b, bias, None, 1)[0])
     if not is_whole or not M or not strategy.overlaps(job, team):
         return operator_of("all_gather")(product(a, b, bias, None), 1, group)
-    (gathered,) = workspace_of(team).symmetric(a.dtype, (team.size, M, N))
+    space, result = workspace_of(team), a.new_empty(M, team.size, N)
+    (local,), (gathered,) = space.own(a.dtype, (1, M, N)), space.symmetric(a.dtype, (team.size, M, N))
     how, (left, right, added, *_) = kernel_arguments(a, b, bias, None, 1)
-    result = a.new_empty(M, team.size * N)
-    _kernel(team, M, *how)(left, right, added, gathered, result)
-    return result
+    _kernel(team, M, *how)(left, right, added, result, local, gathered)
+    return result.flatten(1)
 
 
 @ChosenKernels
@@ -95,7 +96,13 @@ _operator.register_autograd(_backward, saves="a b")
 
 
 def program(size: int, of: GemmSpec) -> Any:
-    """Blocks that multiply into `G`, from where the queue sends, and blocks that put all columns into the result."""
+    """`sequential`, whose chunks of rows are sent when their tiles are done."""
+    move = Move("all_gather", ("local", "G"), chunk=CHUNK, chunks=CHUNKS, local=SOURCE, group=of.tiles.group)
+    return scheduled(sequential(size, of), move)
+
+
+def sequential(size: int, of: GemmSpec) -> Any:
+    """The GEMM, which stores the local columns of the result, the gather, and a grid that stores the others."""
     N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
 
     @T.prim_func
@@ -103,56 +110,29 @@ def program(size: int, of: GemmSpec) -> Any:
         A: T.Tensor((1, rows, K), dtype),
         B: T.Tensor(of.b_shape, dtype),
         bias: T.Tensor((N if of.biased else 1,), dtype),
-        G: T.Tensor((size, rows, N), dtype),  # by source
-        C: T.Tensor((rows, size * N), dtype),
+        C: T.Tensor((rows, size, N), dtype),
     ):
-        with T.Kernel(device=size, block=(tiles.count(rows, N), size + 1), threads=tiles.threads) as (tile, step):
-            done, arrived = T.alloc_flags((CHUNKS,)), T.alloc_flags((size, CHUNKS))
-            if size > 1:
-                with T.Scale("device") as (rank, _):
-                    send_done(G, done, arrived, rank, size, of)
+        with T.Kernel(device=size, block=tiles.grid(rows, N), threads=tiles.threads) as (column, row):
+            local = T.alloc((1, rows, N), dtype, level="l2")
+            G = T.alloc((size, rows, N), dtype, level="l2")
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 a, b, c, out = on_chip_tiles(of)
-                m, n = tiles.at(tile, rows, N)
-                if step == 0:
-                    T.clear(c)
-                    multiply(A, 0, m, B, n, a, b, c, K, tiles, of.transposed)
-                    if of.biased:
-                        add_bias(c, bias, n, N)
-                    T.copy(c, out)
-                    T.copy(out, G[rank, m, n])
-                    T.signal(done[m // CHUNK])
-                else:
-                    source = (rank + size + 1 - step) % size  # the local columns first, then as they were sent
-                    put(G, C, done, arrived, source, rank, m, n, of)
+                m, n = row * tiles.m, column * tiles.n
+                T.clear(c)
+                multiply(A, 0, m, B, n, a, b, c, K, tiles, of.transposed)
+                if of.biased:
+                    add_bias(c, bias, n, N)
+                T.copy(c, out)
+                T.copy(out, local[0, m, n])
+                T.copy(out, C[m : m + tiles.m, rank, n : n + tiles.n])
+            with T.Scale("device"):
+                T.all_gather(local, G)
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                m, n = row * tiles.m, column * tiles.n
+                for step in T.serial(1, size):
+                    T.copy(
+                        G[(rank + size - step) % size, m : m + tiles.m, n : n + tiles.n],
+                        C[m : m + tiles.m, (rank + size - step) % size, n : n + tiles.n],
+                    )
 
     return matmul_all_gather
-
-
-@T.macro
-def send_done(G, done, arrived, rank, size, of):
-    """The queue sends chunks of rows of the local columns to all ranks, each when all of its tiles are done."""
-    rows = G.shape[1]
-    for i in T.serial(T.ceildiv(rows, CHUNK)):
-        for step in T.serial(1, size):
-            first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
-            T.copy(
-                G[rank, first:last, :],
-                G[rank, first:last, :],
-                dst=(rank + step) % size,
-                signal=arrived[rank, i],
-                after=(done[i], ">=", of.tiles.count(last - first, of.N)),
-            )
-
-
-@T.macro
-def put(G, C, done, arrived, source, rank, m, n, of):
-    """A tile of the columns of one rank into the result, when its chunk is done here or has arrived."""
-    rows, N, tiles, chunk = C.shape[0], of.N, of.tiles, m // CHUNK
-    if source == rank:
-        T.wait(done[chunk], ">=", tiles.count(T.min(CHUNK, rows - chunk * CHUNK), N))
-    else:
-        T.wait(arrived[source, chunk], ">=", 1)
-    for i, j in T.Parallel(tiles.m, tiles.n):
-        if m + i < rows and n + j < N:
-            C[m + i, source * N + n + j] = G[source, m + i, n + j]
