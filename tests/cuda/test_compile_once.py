@@ -250,16 +250,15 @@ def test_forked_processes_leave_kernels_in_the_cache(tmp_path: Path):
         "from tests.cuda.test_compile_once import MACHINE, REWRITES, TARGET, check_of, stock, two_grids\n"
         "from tilescale.backends.processes import compile_missing\n"
         "made = two_grids()\n"
-        "checks = [check_of(k, made.lowered.program, MACHINE) for k in made.kernels]\n"
-        "pairs = zip(made.kernels, checks)\n"
-        "jobs = [stock.KernelCompilation(k.func, REWRITES, c, {'target': TARGET}) for k, c in pairs]\n"
+        "check = check_of(made.kernels[0], made.lowered.program, MACHINE)\n"
+        "jobs = [stock.KernelCompilation(made.kernels[0].func, REWRITES, check, {'target': TARGET})]\n"
         "jobs.append(stock.TextCompilation('extern \"C\" __global__ void nothing() {}', TARGET))\n"
         "print([job.is_done for job in jobs])\n"
         "compile_missing(jobs)\n"
         "print([job.is_done for job in jobs])\n"
-        "print([stock.compiled(job.run()).dynamic_shared > 0 for job in jobs[:2]], b'nothing' in jobs[2].run())\n"
+        "print(stock.compiled(jobs[0].run()).dynamic_shared > 0, b'nothing' in jobs[1].run())\n"
     )
     root = Path(__file__).parents[2]
     given = os.environ | {"PYTHONPATH": str(root), "TILELANG_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run([sys.executable, str(script)], env=given, capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines() == [str([False] * 3), str([True] * 3), "[True, False] True"], done.stderr
+    assert done.stdout.splitlines() == [str([False] * 2), str([True] * 2), "True True"], done.stderr

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tilelang
 import tilelang.language as T
 from tilelang.backend.target import determine_target
@@ -76,6 +77,7 @@ def test_they_keep_their_values(tmp_path: Path):
     np.testing.assert_array_equal(executed(cuda_source(main, TARGET), tmp_path), wanted())
 
 
+@pytest.mark.nightly
 def test_stock_still_gets_them_wrong(tmp_path: Path):
     """When this fails, `tilelang_core/complements.py` can be removed, at least in part."""
     with TARGET:

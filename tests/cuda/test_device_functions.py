@@ -184,31 +184,53 @@ def _unreleased(found: list[str]) -> list[str]:
     return wrong + [one for one in between if "relaxed" not in one and not one.startswith("setp")]
 
 
-@pytest.mark.parametrize("name", sorted(FENCED))
-def test_a_lost_fence_is_found(name: str, tmp_path: Path):
-    weak = FUNCTIONS.replace('asm volatile("fence.acq_rel.sys;" ::: "memory");', "")
-    assert _unreleased(_instructions(f"{weak}\n{_kernel(name, CONTAINED[name][0])}", tmp_path)[name])
+FENCE = 'asm volatile("fence.acq_rel.sys;" ::: "memory");'
+PROXY_FENCE = 'asm volatile("fence.proxy.async.global;" ::: "memory");'
+WEAKER = [
+    ("red.release.sys.global.add.u32", "red.relaxed.sys.global.add.u32", "add_release"),
+    ("ld.acquire.sys.global.u32", "ld.relaxed.sys.global.u32", "wait"),
+    ("st.release.sys.global.u32", "st.release.gpu.global.u32", "store_release"),
+    (FENCE, "", "drain"),
+    (PROXY_FENCE, "", "wait_by_producer"),
+    (FENCE, "", "barrier"),
+    ("st.relaxed.sys.global.s64", "st.relaxed.gpu.global.s64", "come"),
+    ("red.relaxed.sys.global.add.u64", "red.relaxed.gpu.global.add.u64", "leave"),
+    ("ld.acquire.sys.global.u64", "ld.relaxed.sys.global.u64", "leave"),
+    ("wait_group %0;", "wait_group.read %0;", "drain"),
+    (PROXY_FENCE, "", "complete_stores"),
+    ("__syncwarp();", "", "wait_by_producer"),
+]
+"""What is replaced in the functions, and a function that is weaker then."""
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "name"),
-    [
-        ("red.release.sys.global.add.u32", "red.relaxed.sys.global.add.u32", "add_release"),
-        ("ld.acquire.sys.global.u32", "ld.relaxed.sys.global.u32", "wait"),
-        ("st.release.sys.global.u32", "st.release.gpu.global.u32", "store_release"),
-        ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "", "drain"),
-        ('asm volatile("fence.proxy.async.global;" ::: "memory");', "", "wait_by_producer"),
-        ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "", "barrier"),
-        ("st.relaxed.sys.global.s64", "st.relaxed.gpu.global.s64", "come"),
-        ("red.relaxed.sys.global.add.u64", "red.relaxed.gpu.global.add.u64", "leave"),
-        ("ld.acquire.sys.global.u64", "ld.relaxed.sys.global.u64", "leave"),
-        ("wait_group %0;", "wait_group.read %0;", "drain"),
-        ('asm volatile("fence.proxy.async.global;" ::: "memory");', "", "complete_stores"),
-        ("__syncwarp();", "", "wait_by_producer"),
-    ],
-)
-def test_a_weaker_function_is_found(right: str, wrong: str, name: str, tmp_path: Path):
-    weak = FUNCTIONS.replace(right, wrong)
+@pytest.fixture(scope="module")
+def weaker(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The ordering instructions of kernels whose functions are weaker, each in a namespace of its own, in one text."""
+    changes = [*WEAKER, *((FENCE, "", name) for name in FENCED)]
+    parts = {f"{_space(right, wrong)}::": _weakened(right, wrong) for right, wrong, _ in changes}
+    for right, wrong, name in changes:
+        space = _space(right, wrong)
+        kernel = _kernel(f"{name}_{space}", {**KERNELS, **CONTAINED}[name][0])
+        parts[f"{space}::{name}"] = kernel.replace("tilescale::", f"{space}::")
+    return _instructions("\n".join(parts.values()), tmp_path_factory.mktemp("weaker"))
+
+
+def _space(right: str, wrong: str) -> str:
+    return f"weak_{sorted({change[:2] for change in WEAKER}).index((right, wrong))}"
+
+
+def _weakened(right: str, wrong: str) -> str:
+    """The functions with a change, in their namespace."""
+    weak, space = FUNCTIONS.replace(right, wrong), _space(right, wrong)
     assert weak != FUNCTIONS
-    call, wanted = {**KERNELS, **CONTAINED}[name]
-    assert _missing(_instructions(f"{weak}\n{_kernel(name, call)}", tmp_path)[name], wanted)
+    return weak.replace("tilescale", space).replace("TILESCALE", space.upper())
+
+
+@pytest.mark.parametrize("name", sorted(FENCED))
+def test_a_lost_fence_is_found(name: str, weaker: dict[str, list[str]]):
+    assert _unreleased(weaker[f"{name}_{_space(FENCE, '')}"])
+
+
+@pytest.mark.parametrize(("right", "wrong", "name"), WEAKER)
+def test_a_weaker_function_is_found(right: str, wrong: str, name: str, weaker: dict[str, list[str]]):
+    assert _missing(weaker[f"{name}_{_space(right, wrong)}"], {**KERNELS, **CONTAINED}[name][1])

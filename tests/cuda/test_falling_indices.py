@@ -93,14 +93,23 @@ def kept(index: Any, base: int, of_name: Any = None) -> None:
 numbers = st.integers(-3, 3)
 
 
-@given(numbers, numbers, numbers, st.integers(0, 9), st.integers(1, 9), st.integers(1, 4), st.integers(0, 9))
-def test_they_keep_their_values(of_base: int, of_i: int, of_j: int, offset: int, divisor: int, scale: int, base: int):
-    def dividend(base: Any, i: Any, j: Any) -> Any:
-        return of_base * base + of_i * i + of_j * j + offset
+DIVIDED: dict[str, Callable[[Any, int, int, int], Any]] = {
+    "remainder": lambda dividend, divisor, scale, offset: dividend % divisor * scale,
+    "quotient": lambda dividend, divisor, scale, offset: dividend // divisor * scale,
+    "remainder of a quotient": lambda dividend, divisor, scale, offset: (offset - dividend // divisor) % (divisor + 1),
+}
 
-    kept(lambda *at: dividend(*at) % divisor * scale, base)
-    kept(lambda *at: dividend(*at) // divisor * scale, base)
-    kept(lambda *at: (offset - dividend(*at) // divisor) % (divisor + 1), base)
+
+@pytest.mark.parametrize("name", DIVIDED)
+@given(numbers, numbers, numbers, st.integers(0, 9), st.integers(1, 9), st.integers(1, 4), st.integers(0, 9))
+@settings(max_examples=50)
+def test_they_keep_their_values(
+    name: str, of_base: int, of_i: int, of_j: int, offset: int, divisor: int, scale: int, base: int
+):
+    def index(base: Any, i: Any, j: Any) -> Any:
+        return DIVIDED[name](of_base * base + of_i * i + of_j * j + offset, divisor, scale, offset)
+
+    kept(index, base)
 
 
 Expression = Callable[[Any, Any, Any], Any]
