@@ -200,7 +200,7 @@ WEAKER = [
     (PROXY_FENCE, "", "complete_stores"),
     ("__syncwarp();", "", "wait_by_producer"),
 ]
-"""What is replaced in the functions, and a function that is weaker then."""
+"""A replacement in the functions, and a function that it weakens."""
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tilelang_core.rewrite import renamed
 from tilescale.ops import ag_gemm_programs
 from tilescale.ops.products import GemmSpec, GemmTiling
 
-OF = GemmSpec(512, 512, "bfloat16", GemmTiling(128, 256, 1.0, stages=3), True, False)
+OF = GemmSpec(512, 512, "bfloat16", GemmTiling(64, 64, 1.0, stages=2), True, False)
 
 
 def var(name: str, dtype: str = "int32") -> tirx.Var:

@@ -80,9 +80,20 @@ def moves(**how: Any) -> Schedule:
 FORMS: list[dict[str, Any]] = [{}, {"slices": 3}, {"group": 2}, {"group": 2, "blocks": 3}]
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
-@pytest.mark.parametrize("how", FORMS, ids=str)
-def test_gathers_of_one_grid_are_overlapped_together(how: dict[str, Any], devices: int):
+PAIRED = {1: FORMS[2], 2: FORMS[1]}
+"""By day: one form for each smaller number of devices, all of them for four."""
+
+
+@pytest.mark.parametrize(
+    ("devices", "how"),
+    [
+        pytest.param(devices, how, marks=[pytest.mark.nightly] * (PAIRED.get(devices, how) != how))
+        for devices in (1, 2, 4)
+        for how in FORMS
+    ],
+    ids=str,
+)
+def test_gathers_of_one_grid_are_overlapped_together(devices: int, how: dict[str, Any]):
     func = scaled_sums(devices)
     changed, schedule = overlap(func, H200, moves(**how))
     assert str(schedule).count("local rows from the source") == 2
