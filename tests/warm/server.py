@@ -39,6 +39,7 @@ import tilescale.backends.emulator
 import tilescale.cli.run
 import tilescale.language
 import tilescale.ops  # noqa: F401 - all of these are loaded for the processes
+from tests.shared_programs import share
 from tilescale.settings import settings
 
 OPTIONS = {"-u", "-B"}
@@ -203,4 +204,5 @@ def load(tests: list[str]) -> None:
 
 if __name__ == "__main__":
     load(sys.argv[2:])
+    share(Path(sys.argv[1]))
     Server(Path(sys.argv[1])).serve()
