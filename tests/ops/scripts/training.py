@@ -146,12 +146,9 @@ def check_memory_options() -> None:
     """Checkpointed activations, gathered rows that are kept, and gradients of parts of a batch, alone and together."""
     for sequence in (True, False):
         want = trained(made(by_torch, sequence, torch.bfloat16), sequence, torch.bfloat16)
-        for checkpoints in (False, True):
-            for keep in (False, True):
-                model = made(
-                    ops.parallelize_module, sequence, torch.bfloat16, checkpoints=checkpoints, keep_gathered=keep
-                )
-                check(f"{sequence} {checkpoints} {keep}", trained(model, sequence, torch.bfloat16), want)
+        for checkpoints, keep in ((True, False), (False, True), (True, True)):  # neither: `check_precisions`
+            model = made(ops.parallelize_module, sequence, torch.bfloat16, checkpoints=checkpoints, keep_gathered=keep)
+            check(f"{sequence} {checkpoints} {keep}", trained(model, sequence, torch.bfloat16), want)
         results = [
             trained(made(parallelize, sequence, torch.bfloat16), sequence, torch.bfloat16, parts=2)
             for parallelize in (ops.parallelize_module, by_torch)
