@@ -40,10 +40,10 @@ CASES: dict[str, Callable[..., list[Any]]] = {
     "all_to_all": lambda new, rows: [new(rows, 3), 0, 1, ""],
     "all_to_all_v": lambda new, rows: [new(rows, 3), [rows], [rows], ""],
     "all_gather_matmul": lambda new, rows: (
-        [new(rows, 16), [new(16, 8), new(16, 24)], new(1, 32)[0], True, "", "", False, ""]
+        [new(rows, 16), [new(16, 8), new(16, 24)], new(1, 32)[0], [], True, "", "", False, ""]
     ),
-    "matmul_reduce_scatter": lambda new, rows: [new(rows, 16), new(16, 8), new(1, 8)[0], "", ""],
-    "matmul_all_reduce": lambda new, rows: [new(rows, 16), new(16, 8), None, "", ""],
+    "matmul_reduce_scatter": lambda new, rows: [new(rows, 16), new(16, 8), new(1, 8)[0], [], "", ""],
+    "matmul_all_reduce": lambda new, rows: [new(rows, 16), new(16, 8), None, [], "", ""],
     "all_gather_columns_matmul": lambda new, rows: [new(rows, 64), new(64, 8), new(1, 8)[0], ""],
     "matmul_all_gather": lambda new, rows: [new(rows, 16), new(16, 8), None, ""],
     "column_parallel": lambda new, rows: [new(1, rows, 16), [new(8, 16), new(24, 16)], [], "", "", False],
@@ -156,7 +156,6 @@ def test_operators_of_experts_are_what_they_are_registered_as(name: str):
 ELSEWHERE = {
     "decode", "sequence_attention", "sequence_attention_backward",
     "moe_layer", "moe_layer_backward",
-    "all_gather_matmul_scaled", "matmul_all_reduce_scaled", "matmul_reduce_scatter_scaled",
 }  # fmt: skip
 """Operators with tests of their own, here and in test_torch_library.py."""
 

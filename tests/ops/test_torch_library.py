@@ -135,10 +135,10 @@ def test_a_layer_of_float8_experts_is_an_operator(keeps: bool):
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("all_gather_matmul", lambda x, w: (x, [w], None, True, "", "silu", False, "")),
-        ("all_gather_matmul", lambda x, w: (x, [w, w], None, True, "", "silu", True, FLOAT8)),
-        ("matmul_reduce_scatter", lambda x, w: (x, w, None, "", "")),
-        ("matmul_all_reduce", lambda x, w: (x, w, None, "", FLOAT8)),
+        ("all_gather_matmul", lambda x, w: (x, [w], None, [], True, "", "silu", False, "")),
+        ("all_gather_matmul", lambda x, w: (x, [w, w], None, [], True, "", "silu", True, FLOAT8)),
+        ("matmul_reduce_scatter", lambda x, w: (x, w, None, [], "", "")),
+        ("matmul_all_reduce", lambda x, w: (x, w, None, [], "", FLOAT8)),
         ("matmul_float8", lambda x, w: (x, w, None, FLOAT8)),
         ("all_gather", lambda x, w: (x, 1, "")),
         ("reduce_scatter", lambda x, w: (x, 0, "sum", "")),
@@ -160,11 +160,20 @@ def test_fake_implementations_of_float8():
     x, w = (leaf(n, 16).detach().to(torch.float8_e4m3fn) for n in (4, 16))
     of_x, of_w = torch.ones(4), torch.ones(32)
     for name, given in (
-        ("all_gather_matmul_scaled", (x, [w.t(), w.t()], None, False, of_x, of_w, "", "silu", True)),
-        ("matmul_all_reduce_scaled", (x, w.t(), None, of_x, of_w[:16], "")),
-        ("matmul_reduce_scatter_scaled", (x, w.t(), None, of_x, of_w[:16], "")),
+        ("all_gather_matmul", (x, [w.t(), w.t()], None, [of_x, of_w], False, "", "silu", True, "")),
+        ("matmul_all_reduce", (x, w.t(), None, [of_x, of_w[:16]], "", "")),
+        ("matmul_reduce_scatter", (x, w.t(), None, [of_x, of_w[:16]], "", "")),
     ):
         torch.library.opcheck(getattr(torch.ops.tilescale, name), given, test_utils="test_faketensor")
+
+
+def test_gemms_with_scales_have_no_backward():
+    x, w = (leaf(n, 16).detach().to(torch.float8_e4m3fn) for n in (4, 16))
+    bias = torch.zeros(16, dtype=torch.bfloat16, requires_grad=True)
+    how = {"bias": bias, "scales": (torch.ones(4), torch.ones(16))}
+    for call in (ops.all_gather_matmul, ops.matmul_all_reduce, ops.matmul_reduce_scatter):
+        with pytest.raises(RuntimeError, match="no backward"):
+            call(x, w.t(), **how).sum().backward()
 
 
 def test_a_plain_call_is_one_of_the_function(monkeypatch: pytest.MonkeyPatch):

@@ -90,7 +90,7 @@ def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """da^T = scatter(sum of b dc^T), whose rows are columns of a; db = gather(a)^T dc; the gather is repeated."""
     a, b = ctx.saved_tensors
-    da = operator_of("matmul_reduce_scatter")(b, grad.t(), None, ctx.group, "").t()
+    da = operator_of("matmul_reduce_scatter")(b, grad.t(), None, [], ctx.group, "").t()
     gathered = operator_of("all_gather")(a, 1, ctx.group)
     return da, (grad.t() @ gathered).t(), grad.sum(0) if ctx.bias else None
 

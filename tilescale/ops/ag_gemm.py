@@ -36,6 +36,7 @@ from tilescale.ops.arguments import (
 from tilescale.ops.block_gemm import block_tiling, scales_of_columns, scales_of_shards
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, multiple_of, of_gradients, rounded, spelled
+from tilescale.ops.gemm_operators import check_has_backward, pair_of
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import Choice, ChosenKernels
 from tilescale.ops.layout import delivered, dtype_of, room_for
@@ -124,11 +125,9 @@ def all_gather_matmul(
     pair, recipe = None if scales is None else scales_of(scales, a, weights), spelled(float8)
     places = _places(out, a, weights[: 1 if gated else None], added, isinstance(b, Sequence) and not gated, last[0])
     if places and not _operator.is_seen:
-        results = _made(a, weights, added, return_gathered, pair, *last, recipe, places)
-    elif pair is None:
-        results = _operator(a, weights, added, return_gathered, *last, recipe)
+        results = _made(a, weights, added, pair, return_gathered, *last, recipe, places)
     else:
-        results = _scaled(a, weights, added, return_gathered, *pair, *last)
+        results = _operator(a, weights, added, list(pair or ()), return_gathered, *last, recipe)
     for i, place in enumerate(places if _operator.is_seen else []):
         results[i] = place.copy_(results[i])
     gathered = results.pop() if return_gathered else None
@@ -167,42 +166,28 @@ def _operator(
     a: torch.Tensor,
     weights: list[torch.Tensor],
     bias: torch.Tensor | None,
+    scales: list[torch.Tensor],
     keeps: bool,
     group: str,
     activation: str,
     gated: bool,
     float8: str,
 ) -> list[torch.Tensor]:
-    """The operator as PyTorch registers it: results for each weight, then the gathered rows if `keeps`."""
-    return _made(a, weights, bias, keeps, None, group, activation, gated, float8)
-
-
-@operator("all_gather_matmul_scaled")
-def _scaled(
-    a: torch.Tensor,
-    weights: list[torch.Tensor],
-    bias: torch.Tensor | None,
-    keeps: bool,
-    of_a: torch.Tensor,
-    of_b: torch.Tensor,
-    group: str,
-    activation: str,
-    gated: bool,
-) -> list[torch.Tensor]:
-    """`_operator` of float8 matrices; a scale for each row of a, and for each column of all weights."""
-    return _made(a, weights, bias, keeps, (of_a, of_b), group, activation, gated)
+    """The operator as PyTorch registers it: results for each weight, then the gathered rows if `keeps`. Float8 matrices
+    have two `scales`, for rows of a and for columns of all weights; others an empty list."""
+    return _made(a, weights, bias, pair_of(scales), keeps, group, activation, gated, float8)
 
 
 def _made(
     a: torch.Tensor,
     weights: list[torch.Tensor],
     bias: torch.Tensor | None,
-    keeps: bool,
     scales: Scales,
+    keeps: bool,
     group: str,
     activation: str,
     gated: bool,
-    float8: str = "",
+    float8: str,
     places: Sequence[torch.Tensor] = (),
 ) -> list[torch.Tensor]:
     """Multiply matrices with N and K of any size, into `places` if given; then, if `keeps`, the gathered rows."""
@@ -345,17 +330,16 @@ def _kernel(
 
 
 @_operator.register_fake
-def _(a: torch.Tensor, weights: list[torch.Tensor], bias: Any, keeps: bool, *others: Any) -> list[torch.Tensor]:
-    return _fake_results(a, weights, keeps, *others[:3])
-
-
-@_scaled.register_fake
-def _(a: torch.Tensor, weights: list[torch.Tensor], bias: Any, keeps: bool, *others: Any) -> list[torch.Tensor]:
-    return _fake_results(a, weights, keeps, *others[2:])
-
-
-def _fake_results(
-    a: torch.Tensor, weights: list[torch.Tensor], keeps: bool, group: str, activation: str, gated: bool
+def _(
+    a: torch.Tensor,
+    weights: list[torch.Tensor],
+    bias: Any,
+    scales: Any,
+    keeps: bool,
+    group: str,
+    activation: str,
+    gated: bool,
+    float8: str,
 ) -> list[torch.Tensor]:
     rows, own = a.shape[0] * size_of(group), weights[: 1 if gated else None]
     made = [a.new_empty(rows, weight.shape[1], dtype=result_type(a)) for weight in own]
@@ -363,7 +347,7 @@ def _fake_results(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    a, weights, bias, _, ctx.group, ctx.activation, ctx.gated, ctx.float8 = inputs
+    a, weights, bias, ctx.scales, _, ctx.group, ctx.activation, ctx.gated, ctx.float8 = inputs
     # The input of an activation or a gate is recomputed, so the bias is needed.
     ctx.save_for_backward(a, bias if ctx.activation or ctx.gated else None, *weights)
     ctx.biased = bias is not None
@@ -371,10 +355,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> Non
 
 def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     """da = scatter(sum of dc b^T); db = gather(a)^T dc; the gather is repeated rather than kept."""
+    check_has_backward(ctx)
     a, bias, *weights = ctx.saved_tensors
     grads = grads[: len(weights)]
     if ctx.activation or ctx.gated:
-        before = _operator(a, weights, bias, False, ctx.group, "", False, ctx.float8)
+        before = _operator(a, weights, bias, [], False, ctx.group, "", False, ctx.float8)
         slope = _SLOPES.get(ctx.activation, lambda grad, x: grad)
         if ctx.gated:
             gate, up = before
@@ -384,7 +369,7 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
             grads = [slope(grad, x) for grad, x in zip(grads, before, strict=True)]
     joined = grads[0] if len(grads) == 1 else torch.cat(grads, 1)
     across = weights[0].t() if len(weights) == 1 else torch.cat([w.t() for w in weights])
-    da = operator_of("matmul_reduce_scatter")(joined, across, None, ctx.group, of_gradients(ctx.float8))
+    da = operator_of("matmul_reduce_scatter")(joined, across, None, [], ctx.group, of_gradients(ctx.float8))
     gathered = operator_of("all_gather")(a, 0, ctx.group)
     # The transpose of (N, K), the layout of a torch.nn.Linear's weight.
     db = [(grad.t() @ gathered).t() for grad in grads]

@@ -18,7 +18,7 @@ from tilescale.ops.arguments import as_autocast, check_out, check_product, resul
 from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, gradients_of_times, of_any_size, spelled
-from tilescale.ops.gemm_operators import kernel_arguments, summing_operators
+from tilescale.ops.gemm_operators import check_has_backward, kernel_arguments, summing_operator
 from tilescale.ops.group import collective, group_name, size_of
 from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
 from tilescale.ops.layout import delivered, room_for
@@ -79,7 +79,7 @@ def matmul_all_reduce(
     if out is not None and not _operator.is_seen:
         place = out.view(-1, b.shape[1]) if out.is_contiguous() else None
         return delivered(of_any_size(_summed, a, b, bias, pair, name, recipe, place).view(out.shape), out)
-    made = _operator(a, b, bias, name, recipe) if pair is None else _scaled(a, b, bias, *pair, name)
+    made = _operator(a, b, bias, list(pair or ()), name, recipe)
     if outer is not None:
         made = made.unflatten(0, outer)
     return made if out is None else out.copy_(made)
@@ -107,7 +107,7 @@ def _summed(
     return result
 
 
-_operator, _scaled = summing_operators("matmul_all_reduce", _summed, lambda a, group: a.shape[0])
+_operator = summing_operator("matmul_all_reduce", _summed, lambda a, group: a.shape[0])
 
 
 @ChosenKernels
@@ -123,6 +123,7 @@ def _kernel(
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    check_has_backward(ctx)
     a, b = ctx.saved_tensors
     return *gradients_of_times(grad, a, b, ctx.float8), grad.sum(0) if ctx.bias else None
 

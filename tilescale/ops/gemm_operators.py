@@ -14,10 +14,10 @@ from tilescale.ops.operator import Operator, operator
 from tilescale.ops.unfused import Scales
 
 
-def summing_operators(
+def summing_operator(
     name: str, summed: Callable[..., torch.Tensor], rows: Callable[[torch.Tensor, str], int]
-) -> tuple[Operator, Operator]:
-    """The operator `name`, and the one of float8 matrices with a scale for each row of a and each column of b.
+) -> Operator:
+    """The operator `name`. Float8 matrices have two `scales`, for rows of a and for columns of b; others an empty list.
 
     Args:
         summed: the sum of matrices, as `of_any_size` calls it.
@@ -25,20 +25,26 @@ def summing_operators(
     """
 
     @operator(name)
-    def plain(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
-        return of_any_size(summed, a, b, bias, None, group, float8)
-
-    @operator(f"{name}_scaled")
-    def scaled(
-        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
+    def made(
+        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: list[torch.Tensor], group: str, float8: str
     ) -> torch.Tensor:
-        return of_any_size(summed, a, b, bias, (of_a, of_b), group)
+        return of_any_size(summed, a, b, bias, pair_of(scales), group, float8)
 
-    plain.register_fake(lambda a, b, bias, group, float8: a.new_empty(rows(a, group), b.shape[1]))
-    scaled.register_fake(
-        lambda a, b, bias, of_a, of_b, group: a.new_empty(rows(a, group), b.shape[1], dtype=result_type(a))
+    made.register_fake(
+        lambda a, b, bias, scales, group, float8: a.new_empty(rows(a, group), b.shape[1], dtype=result_type(a))
     )
-    return plain, scaled
+    return made
+
+
+def pair_of(scales: list[torch.Tensor]) -> Scales:
+    """The scales of both operands of an operator, None without any."""
+    return (scales[0], scales[1]) if scales else None
+
+
+def check_has_backward(ctx: Any) -> None:
+    """Raise RuntimeError for the backward of a GEMM with scales."""
+    if ctx.scales:
+        raise RuntimeError("a GEMM of float8 matrices with scales has no backward")
 
 
 def kernel_arguments(

@@ -19,7 +19,7 @@ from tilescale.ops.arguments import as_autocast, check_divides, check_out, check
 from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, of_any_size, of_gradients, spelled
-from tilescale.ops.gemm_operators import kernel_arguments, summing_operators
+from tilescale.ops.gemm_operators import check_has_backward, kernel_arguments, summing_operator
 from tilescale.ops.group import collective, group_name, size_of
 from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
 from tilescale.ops.layout import room_for
@@ -96,7 +96,7 @@ def matmul_reduce_scatter(
     check_out(out, (a.shape[0] // size_of(name), b.shape[1]), a, b, bias, dtype=result_type(a))
     if out is not None and not _operator.is_seen:
         return of_any_size(_scattered, a, b, bias, pair, name, recipe, out)
-    made = _operator(a, b, bias, name, recipe) if pair is None else _scaled(a, b, bias, *pair, name)
+    made = _operator(a, b, bias, list(pair or ()), name, recipe)
     return made if out is None else out.copy_(made)
 
 
@@ -124,9 +124,7 @@ def _scattered(
     return result
 
 
-_operator, _scaled = summing_operators(
-    "matmul_reduce_scatter", _scattered, lambda a, group: a.shape[0] // size_of(group)
-)
+_operator = summing_operator("matmul_reduce_scatter", _scattered, lambda a, group: a.shape[0] // size_of(group))
 
 
 @ChosenKernels
@@ -145,9 +143,10 @@ def _kernel(
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """da = gather(dc) b^T; db = a^T gather(dc); the bias was added once, so its gradient is that of all rows."""
+    check_has_backward(ctx)
     a, b = ctx.saved_tensors
     how = True, ctx.group, "", False, of_gradients(ctx.float8)
-    da, gathered = operator_of("all_gather_matmul")(grad, [b.t()], None, *how)
+    da, gathered = operator_of("all_gather_matmul")(grad, [b.t()], None, [], *how)
     # The transpose of (N, K), the layout of a torch.nn.Linear's weight.
     db = (gathered.t() @ a).t()
     return da, db, gathered.sum(0) if ctx.bias else None

@@ -75,7 +75,7 @@ column_parallel.register_autograd(_column_backward, setup_context=_column_setup)
 @operator("column_parallel_input_gradient")
 def input_gradient(grad: torch.Tensor, weights: list[torch.Tensor], group: str, float8: str) -> torch.Tensor:
     """scatter(sum of the parts of dy times their weights): dy (M, sum of N), weights (N, K) each -> (M / ranks, K)."""
-    return operator_of("matmul_reduce_scatter")(grad, _joined(weights), None, group, float8)
+    return operator_of("matmul_reduce_scatter")(grad, _joined(weights), None, [], group, float8)
 
 
 @input_gradient.register_fake
@@ -86,7 +86,7 @@ def _(grad: torch.Tensor, weights: list[torch.Tensor], group: str, float8: str) 
 def _input_gradient_backward(ctx: Any, given: torch.Tensor) -> tuple[Any, ...]:
     grad, *weights = ctx.saved_tensors
     how = True, ctx.group, "", False, of_gradients(ctx.float8)
-    back, gathered = operator_of("all_gather_matmul")(given, [torch.cat(weights).t()], None, *how)
+    back, gathered = operator_of("all_gather_matmul")(given, [torch.cat(weights).t()], None, [], *how)
     return back, list((grad.t() @ gathered).split([len(w) for w in weights]))
 
 
@@ -187,7 +187,7 @@ def _row_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     rows = _rows(grad)
     if ctx.sequence:
         how = True, ctx.group, "", False, of_gradients(ctx.float8)
-        made, rows = operator_of("all_gather_matmul")(rows, [weight], None, *how)
+        made, rows = operator_of("all_gather_matmul")(rows, [weight], None, [], *how)
         dw = rows.t() @ _rows(x)
     else:
         made, across = gradients_of_times(rows, _rows(x), weight.t(), ctx.float8)
