@@ -70,7 +70,8 @@ class Library:
         )
         source = folder / "kernels.cpp"
         source.write_text("".join(parts), encoding="utf-8")
-        command = ["g++", "-std=c++20", "-O0", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-pthread"]
+        command = ["g++", "-std=c++20", "-O0", "-fno-exceptions", "-fno-asynchronous-unwind-tables"]
+        command += ["-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-pthread"]
         shared = source.with_suffix(".so")
         done = subprocess.run([*command, "-o", str(shared), str(source)], capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr[:4000]
