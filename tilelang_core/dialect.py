@@ -99,7 +99,6 @@ class Generator(eager_ast.IRGenerator):
         return Mutator(self._nonlocals, self._globals, self._file)
 
     def _tree(self) -> ast.Module:
-        """The parsed function."""
         if self._unread is not None:
             return copy.deepcopy(self._unread)
         return parsed(self._lines, self._code.co_firstlineno, self._file)

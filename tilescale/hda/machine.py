@@ -27,7 +27,6 @@ class Machine(Description):
         return f"Machine({self.name!r})"
 
     def _repr_html_(self) -> str:
-        """A notebook's view of it."""
         from tilescale.hda.draw.svg import picture
 
         return picture(self)

@@ -324,7 +324,6 @@ def region_of(context: Context, tile: Any, access: str) -> ir.Call:
 
 
 def _from_to(context: Context, src: Any, dst: Any) -> list[ir.Call]:
-    """The regions of a collective's source and target."""
     source, target = region_of(context, src, "r"), region_of(context, dst, "w")
     check_alike(context, source, target, "a collective")
     return [source, target]

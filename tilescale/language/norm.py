@@ -140,7 +140,6 @@ def _normalised(
 
 
 def _check_choices(what: str, tiles: dict[str, Any], dtype: str, impl: str | None, scaling: str | None) -> None:
-    """Raise UsageError for unsupported choices."""
     quantizes = "quantized" in tiles
     served = QUANTIZED if quantizes else DTYPES
     if dtype not in served:

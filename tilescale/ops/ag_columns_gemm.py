@@ -63,7 +63,6 @@ def all_gather_columns_matmul(
 
 @operator("all_gather_columns_matmul")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
-    """The product of the gathered columns."""
     team, (M, K), N = team_of(group), a.shape, b.shape[1]
     job = strategy.CollectiveGemm("all_gather", M, (N,), K, a.dtype)
     is_whole = not K % DEPTH and not N % MULTIPLE

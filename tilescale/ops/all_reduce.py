@@ -61,7 +61,6 @@ def all_reduce(
 
 @operator("all_reduce")
 def _operator(a: torch.Tensor, op: str, group: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The sum, maximum or minimum."""
     if not a.numel():
         return torch.empty_like(a, memory_format=torch.contiguous_format) if out is None else out
     place = place_in(out, 0)

@@ -52,7 +52,6 @@ def all_to_all(a: torch.Tensor, cut: int = 0, joined: int = 0, *, group: Any = N
 
 @operator("all_to_all")
 def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tensor:
-    """The parts addressed to this rank, joined."""
     team = team_of(group)
     part = [n // team.size if dim == cut else n for dim, n in enumerate(a.shape)]
     shape = [n * team.size if dim == joined else n for dim, n in enumerate(part)]

@@ -243,7 +243,6 @@ def _is_own_style(style: Any) -> bool:
 
 
 def _tied_parameters(module: nn.Module) -> list[list[str]]:
-    """Groups of names that refer to the same parameter."""
     names = defaultdict(list)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)

@@ -62,7 +62,6 @@ def reduce_scatter(
 
 @operator("reduce_scatter")
 def _operator(a: torch.Tensor, dim: int, op: str, group: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """This rank's part of the sum, maximum or minimum."""
     team = team_of(group)
     if not a.numel():
         shape = list(a.shape)

@@ -43,7 +43,6 @@ def scatter(a: torch.Tensor, root: int = 0, dim: int = 0, *, group: Any = None) 
 
 @operator("scatter")
 def _operator(a: torch.Tensor, root: int, dim: int, group: str) -> torch.Tensor:
-    """This rank's part of the root's tensor."""
     team = team_of(group)
     whole_tensors.compare_counts(a, team)
     made = a.new_empty(_shape(a, dim, team.size))

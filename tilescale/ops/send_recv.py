@@ -190,7 +190,6 @@ def _units(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _packed(x: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes as whole units."""
     flat = dense(x).view(-1)[:, None].view(torch.uint8).view(-1)
     missing = -len(flat) % UNIT_BYTES
     return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(torch.int64).view(-1, 2)

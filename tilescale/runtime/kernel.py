@@ -76,7 +76,6 @@ class Kernel(BoundProgram):
         return f"<tilescale.Kernel {name_of(self._written)} for {self.machine.name}>"
 
     def _repr_html_(self) -> str:
-        """HTML representation for notebooks."""
         return f"<b>{escape(self.program.name)}</b>{preformatted(self.schedule)}"
 
     @property

@@ -162,7 +162,6 @@ def _overlapped(place: TimeSource, program: Any) -> Any:
 
 
 def _in_order(place: TimeSource, operation: str, shape: tuple[int, int, int]) -> Runner:
-    """A GEMM and NCCL's collective, one after the other."""
     rows, n, k = shape
     moved = rows * (k if operation == OPERATIONS[1] else n)
     parts = (

@@ -127,7 +127,6 @@ class Report:
         return "\n".join([*parts, *self._remarks()])
 
     def _repr_html_(self) -> str:
-        """HTML representation for notebooks."""
         head, *rows = self._rows()
         line = lambda cells, tag: f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"  # noqa: E731
         table = line(head, "th") + "".join(line(row, "td") for row in rows)

@@ -186,7 +186,6 @@ def _straddles(maker: TensorUse, sent: Partition, uses: AccessMaps, level: str) 
 
 
 def _started(found: _SplitAllToAll, chunks: RowChunks, here: ir.Buffer) -> list[ir.Stmt]:
-    """The exchange, started on the copy queue."""
     made, rows = found.site.made, found.received
     if chunks.rows % rows.inner:
         sending = chunks.to_others(found.level, lambda *which: _put(found, chunks, here, *which))

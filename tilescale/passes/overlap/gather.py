@@ -159,7 +159,6 @@ def _readers(
 def _gather(
     site: CollectiveSite, mine: ProgramStep, move: Move, graph: Dependence, uses: AccessMaps, rewriter: LaunchRewriter
 ) -> _SplitGather:
-    """The gather with its pieces and their flags."""
     rows = rows_of(site, uses, by_columns=True)
     readers = _readers(site, mine, graph, uses, rows)
     while move.chunks != 1 and (deeper := readers[0].deeper) and all(use.deeper for use in readers):
@@ -216,9 +215,7 @@ def _reads_source(gathers: Sequence[_SplitGather]) -> Raster | None:
     """The programs whose tiles read local rows from the sources, if the moves ask for that; they record whether they
     do."""
     move, uses = gathers[-1].move, gathers[-1].uses
-    if gathers[0].across and move.local is None:
-        return None
-    if gathers[0].across and _reads_others(gathers[0]):
+    if gathers[0].across and (move.local is None or _reads_others(gathers[0])):
         return None
     try:
         if move.local is None:

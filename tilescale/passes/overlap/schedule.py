@@ -150,5 +150,4 @@ class Schedule:
         return "\n".join(lines) or "no collective of whole tensors"
 
     def _repr_html_(self) -> str:
-        """HTML representation for notebooks."""
         return preformatted(str(self))

@@ -185,7 +185,6 @@ def _address(buffer: ir.Buffer) -> ir.PrimExpr:
 
 @lowers(ATOMIC_LOAD.name, VALUE)
 def _atomic_load(stage: DeviceStage, call: ir.Call) -> ir.PrimExpr:
-    """An atomic load of device memory at system scope."""
     load, *loop = ir.mark_arguments(call)
     element = pointed(ir.loaded_element(load))
     buffer, dtype = element.buffer, str(element.dtype)

@@ -121,8 +121,6 @@ class _Shape:
 
 
 class _Rows:
-    """One such collective of a program."""
-
     def __init__(self, own: ProgramContext, stand: PlacedCollective, steps: int):
         """Collective."""
         self._own, self._level, self._shape = own, stand.made.level, _Shape(own, stand, steps)

@@ -46,8 +46,6 @@ def all_to_all_v(context: ProgramContext, placed: PlacedCollective) -> BoundColl
 
 
 class _UnequalAllToAll:
-    """One such collective of a program."""
-
     def __init__(self, context: ProgramContext, placed: PlacedCollective):
         """Collective."""
         machine = context.target.machine
