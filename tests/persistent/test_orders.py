@@ -9,6 +9,7 @@ import torch
 
 import tilescale
 import tilescale.language as T
+from tests.persistent.test_tasks import ran
 from tilelang_core import ir
 from tilescale.hda import Machine
 from tilescale.passes.persistent.counters import Counter, counters_of
@@ -84,6 +85,27 @@ def test_blocks_share_the_tasks_of_a_phase(blocks: int, first: int, count: int):
     tasks = [[t for turn in range(count) if (t := placement.task(b, turn)) < count] for b in range(blocks)]
     assert sorted(sum(tasks, [])) == list(range(count))
     assert placement.executed().tolist() == list(map(len, tasks))
+
+
+def test_elements_of_an_iteration_are_apart_from_those_of_others(small: Machine):
+    @T.prim_func
+    def layers(X: T.Tensor((64, 32), "float32"), K: T.Tensor((3, 64, 32), "float32"), Y: T.Tensor((64, 32), "float32")):
+        for layer in T.serial(3):
+            with T.Kernel(8, threads=64) as row:
+                for i, j in T.Parallel(8, 32):
+                    Y[row * 8 + i, j] = X[row * 8 + i, j] + K[layer, (7 - row) * 8 + i, j]
+            with T.Kernel(8, threads=64) as row:
+                for i, j in T.Parallel(8, 32):
+                    K[layer, row * 8 + i, j] = Y[row * 8 + i, j]
+                    X[row * 8 + i, j] = Y[row * 8 + i, j] * 2
+
+    fused, tasks = persistent(layers, small)
+    needs = {(n.earlier, n.later, n.previous): {root.name for root in n.roots} for n in tasks.needs}
+    assert all("K" not in names for (_, _, previous), names in needs.items() if previous)
+    assert needs.keys() == {(0, 1, False), (1, 0, True)}
+    shapes = [(3, 64, 32), (64, 32)]
+    got, want = (ran(func, shapes, 1, small, check="all") for func in (fused, layers))
+    assert all(one.equal(other) for one, other in zip(got, want, strict=True))
 
 
 # -- chunks ------------------------------------------------------------------------------------------------------------

@@ -57,10 +57,10 @@ class BoundVariables:
         return [self._bounds(*pair) for pair in zip(access.begins, access.extents, strict=True)]
 
     def _bounds(self, begin: Any, extent: Any) -> tuple[Any, Any] | None:
-        begin, extent = self._known(begin), self._known(extent)
+        begin, extent = self.known(begin), self.known(extent)
         return None if begin is None or extent is None else accesses.span(begin, extent, self.ranges)
 
-    def _known(self, expr: ir.PrimExpr) -> Any:
+    def known(self, expr: ir.PrimExpr) -> Any:
         """An expression in variables from outside and the running ones; None if it depends on memory. Elements of
         `steady` tensors are allowed if they are the same for all values of these variables."""
         while used := ir.variables(expr) & self.values.keys():

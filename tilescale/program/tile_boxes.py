@@ -8,7 +8,7 @@ no value before the launch, it is the whole tensor.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,16 @@ class TileAccesses:
         """Extents and type by which a tensor's elements are counted; None where accesses differ in it."""
         forms = {(*map(str, a.buffer.shape), str(a.buffer.dtype)) for a in self.of[root]}
         return forms.pop() if len(forms) == 1 else None
+
+    def dimensions_at(self, root: ir.Var, var: ir.Var) -> set[int]:
+        """The dimensions along which each access to a tensor is at the value of a variable alone."""
+        return set.intersection(*({i for i, side in self._sides(a) if self._is_at(*side, var)} for a in self.of[root]))
+
+    def _sides(self, access: Access) -> Iterator[tuple[int, tuple[Any, Any]]]:
+        return enumerate(zip(access.begins or (), access.extents or (), strict=True))
+
+    def _is_at(self, begin: Any, extent: Any, var: ir.Var) -> bool:
+        return ir.constant(extent) == 1 and ir.same(self.inside.known(begin), var)
 
     def boxes(self, root: ir.Var, *, writes: bool) -> Boxes:
         """Smallest known boxes around the accesses to a tensor; with `writes`, around those that write."""

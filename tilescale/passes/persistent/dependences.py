@@ -146,7 +146,8 @@ class _Search:
     def _between(self, earlier: int, later: int) -> list[Need]:
         """The dependences of the tasks of an instance on those of an earlier one."""
         before, after = self._of(earlier), self._of(later)
-        roots = [r for r in after.of if r in before.of and (before.writes(r) or after.writes(r))]
+        shared = [r for r in after.of if r in before.of and (before.writes(r) or after.writes(r))]
+        roots = [root for root in shared if not self._is_of_iteration(earlier, later, root)]
         needs = [need for root in roots if (need := self._by_tiles(earlier, later, root)) is not None]
         if len(needs) == len(roots):
             return needs
@@ -155,6 +156,15 @@ class _Search:
         theirs = Boxes.everything(after.grid.count)
         counter = self._counter(earlier, Counter("done", tasks, (1,), blocks), theirs)
         return [Need(earlier, later, counter, theirs, tuple(roots))]
+
+    def _is_of_iteration(self, earlier: int, later: int, root: ir.Var) -> bool:
+        """Whether two instances in different iterations touch other elements of a tensor: those of their iteration."""
+        one, other = self.instances[earlier], self.instances[later]
+        if one.loop is None or one.loop is not other.loop or one.again == other.again:
+            return False
+        before, after, var = self._of(earlier), self._of(later), one.loop.var
+        is_alike = before.form(root) is not None and before.form(root) == after.form(root)
+        return is_alike and bool(before.dimensions_at(root, var) & after.dimensions_at(root, var))
 
     def _by_tiles(self, earlier: int, later: int, root: ir.Var) -> Need | None:
         """The dependence for one tensor; None if tasks are not distinguished."""
