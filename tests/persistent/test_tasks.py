@@ -124,6 +124,31 @@ def test_tiles_that_are_the_same_in_each_task_are_loaded_once(small: Machine):
     assert len(once) - len(once.lstrip()) < len(each) - len(each.lstrip())
 
 
+def test_what_is_computed_alike_for_each_task_is_computed_once(small: Machine):
+    @T.prim_func
+    def added(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((64, 32), "float32"), Z: T.Tensor((64, 32), "float32")):
+        with T.Kernel(8, threads=64) as row:
+            total = T.alloc((32,), "float32", level="l0")
+            given = T.alloc((8, 32), "float32", level="l0")
+            T.clear(total)
+            for each in T.serial(64):
+                for j in T.Parallel(32):
+                    total[j] += X[each, j]
+            T.clear(given)
+            for i, j in T.Parallel(8, 32):
+                given[i, j] += Y[row * 8 + i, j] + total[j]
+            T.copy(given, Z[row * 8, 0])
+        with T.Kernel(2, threads=64) as row:
+            for i, j in T.Parallel(32, 32):
+                Z[row * 32 + i, j] = Z[row * 32 + i, j] * 2
+
+    kernel = tilescale.compile(added, machine=small, schedule="persistent")
+    text = kernel.python
+    assert text.index("total[") < text.index("for turn in") < text.index("T.fill(given")
+    x, _, z = ran(kernel.ir, [(64, 32), (64, 32)], 1, small, check="all")
+    assert z.equal(2 * x.sum(0).expand(64, 32))
+
+
 def test_annotations_of_launches_are_joined():
     notes = [("layouts", {"a": 1}), (rewrite.IN_ORDER, 1)], [("layouts", {"b": 2}), ("other", 3)]
     joined = rewrite._notes([SimpleNamespace(notes=of) for of in notes], [], None)

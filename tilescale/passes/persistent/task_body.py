@@ -79,25 +79,19 @@ class TaskWriter:
 
         Names that are bound in between belong to the others.
         """
-        alike: list[ir.Stmt] = []
-        others: list[ir.Stmt] = []
-        own = set(grid.launch.programs)
-        for count, stmt in enumerate(stmts):
+        written = [{access.root for access in self.names.all_effects(stmt).writes} for stmt in stmts]
+        own, count = set(grid.launch.programs), 0
+        for stmt, roots in zip(stmts, written, strict=True):
             if isinstance(stmt, ir.Bind):
-                others.append(stmt)
                 own.add(stmt.var)
-            elif self._is_alike(stmt, stmts[count + 1 :], own):
-                alike.append(stmt)
-            else:
-                return alike, others + stmts[count:]
-        return alike, others
-
-    def _is_alike(self, stmt: ir.Stmt, later: list[ir.Stmt], own: set[ir.Var]) -> bool:
-        """Whether a statement names nothing of its own task, and writes tiles that no later one does."""
-        named = {var for inner in ir.statements(stmt) for var in ir.uses(inner)}
-        written = {access.root for access in self.names.all_effects(stmt).writes}
-        again = {access.root for other in later for access in self.names.all_effects(other).writes}
-        return not (named & own or written & again or any(map(self.names.shared, written)))
+            elif _named(stmt) & own or any(map(self.names.shared, roots)):
+                break
+            count += 1
+        while set().union(*written[:count]) & set().union(*written[count:]):
+            count -= 1
+        first = stmts[:count]
+        bound = [stmt for stmt in first if isinstance(stmt, ir.Bind)]
+        return [stmt for stmt in first if not isinstance(stmt, ir.Bind)], bound + stmts[count:]
 
     def _of(self, counter: Counter) -> ir.Buffer:
         return next(flags for known, flags in self.flags if known is counter)
@@ -131,6 +125,10 @@ def _flags(counter: Counter, loop: Loop | None) -> ir.Buffer:
     iterations = () if loop is None else (loop.count,)
     shape = [ir.IntImm("int32", n) for n in (*iterations, *counter.shape)]
     return tir.local_buffer(counter.name, shape, "int32", "global")
+
+
+def _named(stmt: ir.Stmt) -> set[ir.Var]:
+    return {var for inner in ir.statements(stmt) for var in ir.uses(inner)}
 
 
 def _has_a_value(node: ir.Node) -> bool:
