@@ -140,6 +140,12 @@ def test_a_task_waits_for_one_or_two_chunks(earlier: Boxes, later: Boxes, chunk:
     assert counter.touched(later).sum(axis=1).max() <= 2
 
 
+@pytest.mark.parametrize(("later", "chunk"), [(rows((0, 80), (8, 96)), 96), (rows((0, 48), (48, 96)), 48)])
+def test_tasks_that_need_most_of_a_phase_wait_for_all_of_it(later: Boxes, chunk: int):
+    counter = counters_of("X", tiles(8), later, blocks=12)
+    assert (counter.chunk, counter.blocks) == ((chunk,), None)
+
+
 @pytest.mark.parametrize(("steps", "simple"), [(7, True), (8, False)])
 def test_a_wait_computes_few_different_numbers_of_arrivals(steps: int, simple: bool):
     """A task for each of the first elements, two for the next one, and so on."""

@@ -4,7 +4,7 @@
 A task of the phase adds one to the counter of every chunk that it has touched; a later task waits until all tasks with
 elements of its chunks have. The extents of chunks change how often tasks signal and wait, never what is ordered. A
 signal waits for the stores of its block, and longer while loads are in flight. So where later tasks need most of the
-phase, a block that executes several of its tasks signals once, behind the last one.
+phase there is one counter, and a block that executes several of its tasks signals once, behind the last one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LARGEST = 1 << 14
 """Chunks of a tensor, at most."""
 
 MOST = 0.75
-"""Share of a phase's tasks that later ones wait for, on average, from which on they wait for all blocks."""
+"""Share of a phase's tasks that later ones wait for, on average, from which on they wait for all of them."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,15 @@ class Counter:
 
 
 def counters_of(name: str, earlier: Boxes, later: Boxes, blocks: int) -> Counter:
-    """Counters of a phase in chunks that suit tasks of a later one. They count blocks where those are fewer."""
+    """Counters of a phase in chunks that suit tasks of a later one. Where these need most of the phase: one counter, of
+    blocks if those are fewer than tasks.
+    """
     sides = zip(earlier.shape, earlier.first, earlier.last, later.first, later.last, strict=True)
     found = Counter(name, earlier, tuple(_extent(*side) for side in sides))
     order = found.order(later)
-    has_fewer = blocks < order.shape[1] and found.touched(earlier).any(axis=1).all()
-    return replace(found, chunk=tuple(earlier.shape), blocks=blocks) if has_fewer and order.mean() > MOST else found
+    if order.mean() <= MOST or not found.touched(earlier).any(axis=1).all():
+        return found
+    return replace(found, chunk=tuple(earlier.shape), blocks=blocks if blocks < order.shape[1] else None)
 
 
 def _extent(extent: int, *bounds: np.ndarray) -> int:
