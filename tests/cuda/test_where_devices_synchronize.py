@@ -13,6 +13,8 @@ from tests.cuda.support import lowered
 from tests.cuda.test_execute_calls import put
 from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE
 from tilescale.backends.tilelang.lowering.call_barriers import CallBarriers
+from tilescale.hda import Machine
+from tilescale.passes.persistent.rewrite import persistent
 
 NEVER, BEGIN = CallBarriers(False, False), CallBarriers(True, False)
 BOTH, INSIDE = CallBarriers(True, True), CallBarriers(True, True, inside=True)
@@ -166,6 +168,34 @@ def test_a_pipelined_grid_keeps_its_producer():
                     T.copy(tile, Y[bx * 16, k * 64], dst=(rank + 1) % size)
 
     assert lowered(product).lowered.rendezvous == BOTH
+
+
+def test_tasks_with_pipelined_loops_synchronize_in_their_launch():
+    @T.prim_func
+    def summed(
+        X: T.Tensor((64, 512), "float16"), Y: T.Tensor((64, 512), "float16"), Z: T.Tensor((64, 64), "float32")
+    ):  # fmt: skip
+        with T.Kernel(device=2, block=4, threads=128) as bx:
+            for i, j in T.Parallel(16, 512):
+                Y[bx * 16 + i, j] = X[bx * 16 + i, j] * 2
+        with T.Kernel(device=2, block=4, threads=128) as bx:
+            with T.Scale("block"):
+                tile = T.alloc((16, 64), "float16", level="l1")
+                total = T.alloc((16, 64), "float32", level="l0")
+                sums = T.alloc((16, 64), "float32", level="l1")
+                T.clear(total)
+                for k in T.Pipelined(8, num_stages=2):
+                    T.copy(Y[bx * 16, k * 64], tile)
+                    for i, j in T.Parallel(16, 64):
+                        total[i, j] += tile[i, j]
+                T.copy(total, sums)
+                with T.Scale("device"):
+                    T.allreduce(sums)
+                T.copy(sums, Z[bx * 16, 0])
+
+    func, _ = persistent(summed, Machine.load("h200-sxm-8"))
+    assert lowered(func).lowered.rendezvous.inside
+    assert not lowered(summed).lowered.rendezvous.inside
 
 
 def test_one_device_synchronizes_with_nobody():

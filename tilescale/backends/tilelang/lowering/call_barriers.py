@@ -113,8 +113,9 @@ def small_grid(program: Program, body: Part, target: LoweringTarget) -> GridPhas
     All of its blocks wait, so a grid that fills the device would keep its SMs from other work. A block's wait is not
     the producer's, so loops that TileLang would give to a producer stay as they are. Loops of units have their own
     loader, which does not wait with the block: it must not load from peers that have not arrived, and if it waits, a
-    missing rank must fail at the barrier, not in its wait. Devices that do not all share memory synchronize in two
-    steps, which the host starts.
+    missing rank must fail at the barrier, not in its wait. Loops of tasks have no producer, as their blocks wait for
+    one another anyway, and load from their own device. Devices that do not all share memory synchronize in two steps,
+    which the host starts.
     """
     if target.group_size != target.devices:
         return None
@@ -130,6 +131,7 @@ def small_grid(program: Program, body: Part, target: LoweringTarget) -> GridPhas
         return None
     held = machine.program_units
     finer = {level.name for level in machine.levels if level.kind == "thread_group"}
+    has_tasks = ops.TASKS in dict(launch.notes)
     waits = ir.contains(phase.stmt, lambda node: ir.op_name(node) == ops.WAIT.name)
 
     def has_producer(node: ir.Node) -> bool:
@@ -138,7 +140,7 @@ def small_grid(program: Program, body: Part, target: LoweringTarget) -> GridPhas
         works_alone = not waits and not ir.contains(node, lambda n: ir.op_name(n) == ops.COPY.name)
         return not (works_alone and ir.contains(node, lambda n: _level_of_scale(n) in finer))
 
-    is_small = 0 < math.prod(extents) <= held and not ir.contains(phase.stmt, has_producer)
+    is_small = 0 < math.prod(extents) <= held and (has_tasks or not ir.contains(phase.stmt, has_producer))
     return phase if is_small else None
 
 
