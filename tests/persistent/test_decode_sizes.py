@@ -75,6 +75,14 @@ def test_tasks_of_attention_have_all_keys(batch: int):
     assert sizes.spans * sizes.tiles * SPAN == 1024
 
 
+@pytest.mark.parametrize(
+    ("batch", "keys", "blocks", "more"), [(1, 1024, 132, 0), (1, 1024, 136, 1), (1, 512, 132, 1), (2, 512, 128, 0)]
+)
+def test_a_new_token_has_a_task_of_its_own_where_a_block_is_left(batch: int, keys: int, blocks: int, more: int):
+    sizes = LayerSizes(batch=batch, keys=keys, blocks=blocks)
+    assert sizes.attends == sizes.spans + more
+
+
 def test_slots_are_experts_that_are_chosen_at_most():
     assert [LayerSizes(batch=b, experts=8, choices=2).slots for b in (1, 4, 16)] == [2, 8, 8]
 

@@ -36,16 +36,16 @@ def load_of_page(
 
 @T.macro
 def store(
-    cache: Any, table: Any, at: Any, value: Any, number: int, sizes: LayerSizes, layer: Any, group: Any, row: Any
+    cache: Any, table: Any, key: Any, value: Any, number: int, sizes: LayerSizes, layer: Any, group: Any, row: Any
 ) -> None:  # fmt: skip
     """Cache a row of `value` for the new token."""
     if sizes.page:
-        page = table[row, at[row] // sizes.page]
+        page = table[row, key // sizes.page]
         for j in T.Parallel(sizes.width):
-            cache[layer, page, at[row] % sizes.page, group, j] = value[number, j]
+            cache[layer, page, key % sizes.page, group, j] = value[number, j]
     else:
         for j in T.Parallel(sizes.width):
-            cache[layer, row, group, at[row], j] = value[number, j]
+            cache[layer, row, group, key, j] = value[number, j]
 
 
 @T.macro
@@ -124,10 +124,9 @@ def rotate(
 
 @T.macro
 def attend_to_itself(
-    at: Any, table: Any, K: Any, V: Any, S: Any, L: Any, given: Any, turned: Any, sizes: LayerSizes,
-    layer: Any, group: Any, row: Any,
+    S: Any, L: Any, given: Any, turned: Any, sizes: LayerSizes, group: Any, row: Any
 ) -> None:  # fmt: skip
-    """The part of a new token in its attention; its key and value are cached."""
+    """The part of a new token in its attention."""
     s, each = sizes, sizes.heads // sizes.groups
     product = T.alloc((each, s.width), "float32", level="l0")
     own = T.alloc((each,), "float32", level="l0")
@@ -138,8 +137,30 @@ def attend_to_itself(
     for i in T.Parallel(each):
         L[s.spans, row, group * each + i, 0] = own[i] * s.scale
         L[s.spans, row, group * each + i, 1] = 1
-    store(K, table, at, turned, each, s, layer, group, row)
-    store(V, table, at, given, each + 1, s, layer, group, row)
+
+
+def early_tiles(sizes: LayerSizes, k: Any, v: Any) -> tuple[Any, Any]:
+    """Tiles for a task's only keys and values, loaded before the task waits: in registers, since a store on chip waits
+    for the load. Tiles of pages have several loads, so they are on chip.
+    """
+    if sizes.tiles > 1 or sizes.page:
+        return k, v
+    return tuple(T.alloc((SPAN, sizes.width), "bfloat16", level="l0") for _ in range(2))
+
+
+def has_keys(sizes: LayerSizes, span: Any) -> Any:
+    """Whether a task of attention takes cached keys."""
+    return sizes.attends == sizes.spans or span < sizes.spans
+
+
+def has_itself(sizes: LayerSizes, span: Any, length: Any) -> Any:
+    """Whether it takes the new token: one that takes nothing else, or that whose keys the token joins."""
+    return is_behind(sizes, span, length) if sizes.attends == sizes.spans else span == sizes.spans
+
+
+def is_behind(sizes: LayerSizes, span: Any, length: Any) -> Any:
+    """Whether the new token's place in the cache is among the keys that a task loads: no other task does."""
+    return length // (sizes.tiles * SPAN) == span
 
 
 @T.macro
@@ -149,8 +170,8 @@ def attend(
 ) -> None:  # fmt: skip
     """A group's attention over some of its cached keys: not normalized, with the maximum and the sum of each head.
 
-    The task rotates the group's queries. That of the new token caches its key and value, and its attention to itself is
-    one more part.
+    The task rotates the group's queries. One of them caches the new token's key and value where it has loaded tiles, so
+    that no tile is changed before it is used; and one adds the token's attention to itself.
     """
     s, each, tiles, rows = sizes, sizes.heads // sizes.groups, sizes.tiles, sizes.queries
     q = T.alloc((rows, s.width), "bfloat16", level="l1")
@@ -170,9 +191,10 @@ def attend(
     length = T.alloc_var("int32")
     length = at[row]
     count = T.min(T.ceildiv(T.max(length - first, 0), SPAN), tiles)
+    early_k, early_v = early_tiles(s, k, v)
     if tiles == 1 and count > 0:
-        load(K, table, at, k, s, layer, group, row, first)
-        load(V, table, at, v, s, layer, group, row, first)
+        load(K, table, at, early_k, s, layer, group, row, first)
+        load(V, table, at, early_v, s, layer, group, row, first)
     rotate(QKV, squares, heads, angles, q, given, turned, s, layer, group, row)
     T.fill(most, -1e30)
     T.clear(weights)
@@ -181,6 +203,9 @@ def attend(
         if tiles > 1:
             load(K, table, at, k, s, layer, group, row, first + tile * SPAN)
             load(V, table, at, v, s, layer, group, row, first + tile * SPAN)
+        elif not s.page:
+            T.copy(early_k, k)
+            T.copy(early_v, v)
         T.clear(score)
         T.gemm(k, q, score, transpose_B=True)
         for i, j in T.Parallel(SPAN, rows):
@@ -197,15 +222,19 @@ def attend(
             o[i, j] *= T.exp2(before[j] - most[j])
         T.gemm(v, weight, o, transpose_A=True, transpose_B=True)
     T.reduce_sum(weights, total, dim=0)
-    for i, j in T.Parallel(s.width, rows):
-        if j < each:
-            S[span, row, group * each + j, i] = o[i, j]
-    for j in T.Parallel(rows):
-        if j < each:
-            L[span, row, group * each + j, 0] = most[j]
-            L[span, row, group * each + j, 1] = total[j]
-    if length // (tiles * SPAN) == span:
-        attend_to_itself(at, table, K, V, S, L, given, turned, s, layer, group, row)
+    if has_keys(s, span):
+        for i, j in T.Parallel(s.width, rows):
+            if j < each:
+                S[span, row, group * each + T.min(j, each - 1), i] = o[i, j]
+        for j in T.Parallel(rows):
+            if j < each:
+                L[span, row, group * each + T.min(j, each - 1), 0] = most[j]
+                L[span, row, group * each + T.min(j, each - 1), 1] = total[j]
+    if has_itself(s, span, length):
+        attend_to_itself(S, L, given, turned, s, group, row)
+    if is_behind(s, span, length):
+        store(K, table, length, turned, each, s, layer, group, row)
+        store(V, table, length, given, each + 1, s, layer, group, row)
 
 
 @T.macro

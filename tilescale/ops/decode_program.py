@@ -158,7 +158,7 @@ def decode_layers(sizes: LayerSizes) -> Any:
         for layer in T.serial(s.layers):
             make = partial(add_and_scale, D, P, X, norm1, R1, s, layer)
             product(Wqkv, of_Wqkv, H, of_H, QKV, s, layer, False, made.into, make)
-            with T.Kernel(device=s.devices, block=(s.spans, s.groups, n), threads=THREADS) as (span, group, row):
+            with T.Kernel(device=s.devices, block=(s.attends, s.groups, n), threads=THREADS) as (span, group, row):
                 attend(QKV, R1, heads, angles, lengths, block_table, K, V, S, L, s, layer, span, group, row)
             if not made.out:
                 combine_early(S, L, A, of_A, s)

@@ -154,6 +154,11 @@ class LayerSizes:
         return self.keys // SPAN // self.tiles
 
     @property
+    def attends(self) -> int:
+        """The same, and one of the new token where a block is left for it: all others wait for the longest task."""
+        return self.spans + (self.tiles == 1 and (self.spans + 1) * self.groups * self.batch <= self.blocks)
+
+    @property
     def scores(self) -> int:
         """Columns of the router's logits: those of the experts, padded to tiles of tensor cores."""
         return -(-self.experts // ROWS) * ROWS
