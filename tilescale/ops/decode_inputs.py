@@ -65,6 +65,23 @@ def add_and_scale(
 
 
 @T.macro
+def begin_or_add(
+    D: Any, P: Any, X: Any, weight: Any, squares: Any, sizes: LayerSizes, layer: Any, o: Any, place: Any, is_first: Any
+) -> None:  # fmt: skip
+    """The same for the first product of a layer, whose residual stream is X: given for the first layer."""
+    w = T.alloc((int(o.shape[0]), COLUMNS), "float32", level="l0")
+    load_norm(weight, layer, w, place)
+    if layer == 0:
+        for r, j in T.Parallel(int(o.shape[0]), COLUMNS):
+            o[r, j] = X[place(r)[0], place(r)[1] * COLUMNS + j]
+    else:
+        add_parts(D, P, o, sizes, place, True)
+        if is_first:
+            put(o, X, place)
+    scaled(o, w, squares, place, is_first)
+
+
+@T.macro
 def put(x: Any, X: Any, place: Any) -> None:
     """Store a tile; `place` is of a row of it the sequence and the column."""
     width = int(x.shape[1])

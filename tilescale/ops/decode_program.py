@@ -11,25 +11,14 @@ from typing import Any
 import tilescale.language as T
 from tilescale.ops.decode_attention import attend, combine
 from tilescale.ops.decode_experts import down, gate_up, score
-from tilescale.ops.decode_inputs import add_and_scale, add_parts, gate, keep, load_norm, put, scaled
+from tilescale.ops.decode_inputs import add_and_scale, add_parts, begin_or_add, gate, keep, load_norm, put, scaled
 from tilescale.ops.decode_products import product
 from tilescale.ops.decode_sizes import COLUMNS, ROWS, THREADS, TOKENS, LayerSizes
 
 
 @T.macro
-def begin(X: Any, P: Any, D: Any, sizes: LayerSizes) -> None:
-    """The phase in front of layers whose first product adds the parts of the MLP before: P = X, and D = 0."""
-    with T.Kernel(device=sizes.devices, block=sizes.hidden // COLUMNS, threads=THREADS) as column:
-        for i, j in T.Parallel(sizes.batch, COLUMNS):
-            P[i, column * COLUMNS + j] = X[i, column * COLUMNS + j]
-        for part in T.unroll(int(D.shape[0])):
-            for i, j in T.Parallel(sizes.batch, COLUMNS):
-                D[part, i, column * COLUMNS + j] = 0
-
-
-@T.macro
 def finish(D: Any, P: Any, X: Any, sizes: LayerSizes) -> None:
-    """The phase behind them: X = P + the sum of D's parts."""
+    """The phase behind layers whose first product adds the parts of the MLP before: X = P + the sum of D's parts."""
     with T.Kernel(device=sizes.devices, block=sizes.hidden // COLUMNS, threads=THREADS) as column:
         total = T.alloc((sizes.batch, COLUMNS), "float32", level="l0")
         add_parts(D, P, total, sizes, lambda i: (i, column), True)
@@ -151,12 +140,10 @@ def decode_layers(sizes: LayerSizes) -> Any:
         of_M: T.Tensor(s.factors(s.inner), "float32"),
         D: T.Tensor((parts.down, n, s.hidden), "float32"),
     ):
-        if made.into:
-            begin(X, P, D, s)
-        else:
+        if not made.into:
             prepare(X, norm1, H, of_H, R1, s)
         for layer in T.serial(s.layers):
-            make = partial(add_and_scale, D, P, X, norm1, R1, s, layer)
+            make = partial(begin_or_add, D, P, X, norm1, R1, s, layer)
             product(Wqkv, of_Wqkv, H, of_H, QKV, s, layer, False, made.into, make)
             with T.Kernel(device=s.devices, block=(s.attends, s.groups, n), threads=THREADS) as (span, group, row):
                 attend(QKV, R1, heads, angles, lengths, block_table, K, V, S, L, s, layer, span, group, row)
