@@ -16,8 +16,8 @@ import tilescale.language as T
 from tilescale.ops.decode_attention import factor
 from tilescale.ops.decode_sizes import COLUMNS, DEPTH, ROWS, THREADS, TOKENS, LayerSizes
 
-STAGES, GATE_STAGES = 4, 6
-"""Pipeline stages of tiles of weights, and of those of gate and up."""
+STAGES, GATE_STAGES, GATE_BYTES = 4, 6, 64 << 10
+"""Pipeline stages of tiles of weights; the fewest stages of gate and up; bytes of tiles of gate and up, if more fit."""
 
 NARROW = 64
 """Elements of K in a step of gate and up: with those of 128 bytes the two are contiguous parts of a swizzled tile."""
@@ -110,6 +110,7 @@ def gate_up(
 ) -> None:  # fmt: skip
     """A tile of M[slot] = silu(gate H) * up H of the slot's expert, times its weight in each row; rows without: 0."""
     s, high = sizes, sizes.gated
+    stages = max(GATE_BYTES // (2 * high * NARROW * s.nbytes), GATE_STAGES)
     factors = T.alloc((s.batch,), "float32", level="l1")
     found = T.alloc((s.batch,), "float32", level="l0")
     share = T.alloc((s.batch, s.scores), "float32", level="l1")
@@ -128,7 +129,7 @@ def gate_up(
     if slot < table[s.slots]:
         expert = table[slot]
         T.clear(c)
-        for k in T.Pipelined(s.hidden // NARROW, num_stages=GATE_STAGES):
+        for k in T.Pipelined(s.hidden // NARROW, num_stages=stages):
             T.copy(H[0:TOKENS, k * NARROW : (k + 1) * NARROW], x)
             T.copy(W[layer, expert, column * high, k * NARROW], w[0:high, :])
             T.copy(W[layer, expert, s.inner + column * high, k * NARROW], w[high : 2 * high, :])
