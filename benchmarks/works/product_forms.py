@@ -18,6 +18,7 @@ import tilescale.language as T
 from tilescale.ops import gemm_rs
 from tilescale.ops.persistent import turns_of
 from tilescale.ops.products import TILINGS, GemmSpec, GemmTiling, at_once, concurrent_stores, multiply, rescale
+from tilescale.passes.overlap.raster import grouped
 from tilescale.tuning.race import Contender, Heat, Runner
 
 GROUP = 8
@@ -64,6 +65,12 @@ def tiled(m: int, n: int, k: int, dtype: str) -> dict[str, Callable[[], Any]]:
     return found
 
 
+def place(number: Any, tiles: GemmTiling, high: Any, across: int) -> tuple[Any, Any]:
+    """First row and column of a tile, of `high` by `across` in groups of rows."""
+    row, column = grouped(number, tiles.group, high, across)
+    return row * tiles.m, column * tiles.n
+
+
 def counted(m: int, of: GemmSpec, blocks: int) -> Any:
     """Persistent grid; each tile is signalled when it is stored, as for a sender."""
     tiles, kind = of.tiles, "float32" if of.scaled else of.dtype
@@ -89,7 +96,7 @@ def counted(m: int, of: GemmSpec, blocks: int) -> Any:
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 with T.Scale("device"):
                     for turn in T.serial(turns_of(block, blocks, high * across)):
-                        row, column = tiles.at(block + turn * blocks, m, of.N)
+                        row, column = place(block + turn * blocks, tiles, high, across)
                         T.clear(c)
                         multiply(A, 0, row, B, column, a, b, c, of.K, tiles, True)
                         if of.scaled:

@@ -13,6 +13,7 @@ import torch
 import tilescale
 from tilelang_core import ir
 from tilescale.ops.products import CHUNK, GemmSpec, GemmTiling
+from tilescale.passes.overlap.raster import grouped
 
 TILES = GemmTiling(64, 64, 1.0, stages=3, group=2)
 """Small, so that few rows have several groups of tiles, the last one smaller."""
@@ -50,11 +51,10 @@ def begin(tile: Sequence[ir.PrimExpr]) -> tuple[int, ...]:
 @pytest.mark.parametrize("rows", [1, 127, 128, 129, 1024, 1025, 1300, 3008, 4096])
 @pytest.mark.parametrize(("columns", "group"), [(1, 8), (42, 8), (7, 4)])
 def test_each_tile_is_made_once_group_by_group(rows: int, columns: int, group: int):
-    tiles, unknown = GemmTiling(128, 256, 1.0, group=group), ir.IntImm("int32", rows)
-    width, high = columns * tiles.n - 3, -(-rows // tiles.m)
-    found = [begin(tiles.at(number, unknown, width)) for number in range(high * columns)]
-    assert set(found) == {(m * tiles.m, n * tiles.n) for m in range(high) for n in range(columns)}
-    groups = [m // (group * tiles.m) for m, _ in found]
+    high = -(-rows // 128)
+    found = [begin(grouped(n, group, ir.IntImm("int32", high), columns)) for n in range(high * columns)]
+    assert set(found) == {(m, n) for m in range(high) for n in range(columns)}
+    groups = [m // group for m, _ in found]
     assert groups == sorted(groups), "rows that arrive first are multiplied first"
     for number in set(groups):
         across = [n for (_, n), of in zip(found, groups, strict=True) if of == number]

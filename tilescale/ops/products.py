@@ -8,7 +8,6 @@ from typing import Any
 import tilescale.language as T
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import BLOCK
-from tilescale.passes.overlap.raster import grouped
 
 CHUNK = 512
 """Rows that are sent together: enough for a copy engine's full rate, and soon there (1024 and 2048 were slower)."""
@@ -83,18 +82,9 @@ class GemmTiling:
         """Columns of tiles of a result of N columns."""
         return -(-N // self.n)
 
-    def count(self, rows: Any, N: int) -> Any:
-        """Tiles of a shard of `rows` rows."""
-        return T.ceildiv(rows, self.m) * self.columns(N)
-
     def grid(self, rows: Any, N: int) -> tuple[int, Any]:
         """Tiles of a result along its columns, and along its rows."""
         return self.columns(N), T.ceildiv(rows, self.m)
-
-    def at(self, number: Any, rows: Any, N: int) -> tuple[Any, Any]:
-        """First row and column of a tile of a shard of `rows` rows."""
-        row, column = grouped(number, self.group, T.ceildiv(rows, self.m), self.columns(N))
-        return row * self.m, column * self.n
 
 
 @dataclass(frozen=True)
