@@ -41,8 +41,9 @@ FOLDER = ROOT / "benchmarks" / "results"
 RESULTS, PAGE = FOLDER / "held_out.json", ROOT / "docs" / "predictions.md"
 PICTURE = ROOT / "docs" / "diagrams" / "held-out.svg"
 
-FIRST_DRAW, LATER_DRAWS = "held_out_times", {"second": "held_out_second", "third": "held_out_third"}
-"""Results files of the draws: seeds 138, 238 and 738 of `held_out_times.py`."""
+FIRST_DRAW, LATER = "held_out_times", ("second", "third", "fourth")
+LATER_DRAWS = {name: f"held_out_{name}" for name in LATER}
+"""Results files of the draws: seeds 138, 238, 738 and 1138 of `held_out_times.py`."""
 
 SEED = 38
 SHARES = np.arange(0.7, 1.01, 0.01).round(2)
@@ -127,7 +128,9 @@ def unseen(machine: str, draw: str = FIRST_DRAW) -> tuple[Measured, list[choices
     shipped = Measured.load(DATA / f"{machine}.json")
     if machine.startswith("h200"):
         rows = json.loads((FOLDER / f"{draw}.json").read_text(encoding="utf-8"))["rows"]
-        return shipped, choices.cases(row for row in rows if row["work"] not in COLLECTIVES)
+        known = {point.nbytes for point in shipped.collectives}
+        every = choices.cases(row for row in rows if row["work"] not in COLLECTIVES)
+        return shipped, [case for case in every if case.nbytes not in known]
     sizes = sorted({point.nbytes for point in shipped.collectives})
     _, held = halves(sizes[1:-1])
     kept = tuple(point for point in shipped.collectives if point.nbytes not in held)
@@ -257,9 +260,20 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{good}; the worst takes {max(c['regret'] for c in chosen):.0%} longer."])
 
 
+def together(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the groups and choices of all draws as those of one."""
+    draws = results, *(results[name] for name in LATER_DRAWS)
+    rows: dict[tuple[str, str], list[Any]] = {}
+    for of in (of for part in draws for of in part["groups"]):
+        rows.setdefault((of["title"], of["machine"]), []).extend(of["rows"])
+    groups = [group(*key, of) for key, of in rows.items()]
+    return {"groups": groups, "choices": [choice for part in draws for choice in part["choices"]]}
+
+
 def with_tables(page: str, results: dict[str, Any]) -> str:
-    """Return the page with the table of each draw between its markers."""
+    """Return the page with the table of each draw, and of all, between its markers."""
     parts = {"held_out": results, **{f"held_out_{name}": results[name] for name in LATER_DRAWS}}
+    parts["held_out_all"] = together(results)
     for mark, part in parts.items():
         begin, end = f"<!-- measured: {mark} -->", "<!-- end -->"
         text = f"{begin}\n\n{table(part)}\n\n{end}"
@@ -298,7 +312,7 @@ def main() -> None:
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
     draw(results, PICTURE)
     click.echo(f"shares of the rate of single GEMMs: {results['shares']}")
-    for part in (results, *(results[name] for name in LATER_DRAWS)):
+    for part in (results, *(results[name] for name in LATER_DRAWS), together(results)):
         click.echo(table(part))
 
 

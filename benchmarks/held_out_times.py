@@ -46,7 +46,7 @@ ROWS = 8
 SIZES = 8
 """Tensors of each collective; every third one has any number of elements."""
 
-COMPILE_S = 105.0
+COMPILE_S = 80.0
 """Longest time for compiling beforehand."""
 
 LOG_BYTES = 12.5, 27.5
