@@ -23,6 +23,14 @@ WINDOWS = {
 }
 """Column -> its contender."""
 
+GRID = {
+    "8 B to 1 KiB": range(8, 1 << 11),
+    "2 KiB to 1 MiB": range(1 << 11, 1 << 21),
+    "2 to 8 MiB": range(1 << 21, 1 << 24),
+    "16 to 128 MiB": range(1 << 24, 1 << 28),
+}
+"""Column -> its bytes of whole tensors."""
+
 VERSIONS = {"PyTorch": "torch", "NCCL": "nccl", "CUDA": "cuda", "TileScale": "tilescale"}
 """Column -> its name in a file of results."""
 
@@ -58,7 +66,7 @@ def link() -> str:
 
 def windows() -> str:
     """NCCL with registered memory, by collective and size."""
-    rows = [row for row in _results("nccl_windows")["rows"] if row["us"] is not None]
+    rows = [row for row in _results("nccl_windows")["rows"] if row["us"] is not None and row["work"] != "put"]
     us = {(row["work"], 2 * row["shape"][0], row["contender"]): row["us"] for row in rows}
     present = {head: name for head, name in WINDOWS.items() if any(row["contender"] == name for row in rows)}
     cells = [
@@ -69,6 +77,20 @@ def windows() -> str:
     return table(["collective", "size", *present], cells)
 
 
+def grid() -> str:
+    """The sizes of nccl-tests: time of TileScale relative to NCCL's, by collective; the worst of each range."""
+    us = {
+        (row["work"], 2 * row["shape"][0], row["contender"]): row["us"]
+        for row in _results("nccl_tests")["rows"] if row["work"] != "put"
+    }  # fmt: skip
+    rows = []
+    for work in dict.fromkeys(work for work, _, _ in us):
+        ratios = {size: us[work, size, "tilescale"] / us[work, size, "nccl"] for w, size, _ in us if w == work}
+        worst = (max(ratio for size, ratio in ratios.items() if size in sizes) for sizes in GRID.values())
+        rows.append([f"`{work}`", *(f"{ratio:.2f}" for ratio in worst)])
+    return table(["collective", *GRID], rows)
+
+
 def _cell(us: float | None) -> str:
     return "" if us is None else f"{us:.1f}"
 
@@ -76,6 +98,7 @@ def _cell(us: float | None) -> str:
 def versions() -> str:
     """Versions of the libraries, by file of results."""
     files = {"this table": "collectives", "NCCL's registered windows": "nccl_windows"}
+    files |= {"sizes of nccl-tests": "nccl_tests"}
     found = {what: _results(name)["versions"] for what, name in files.items()}
     rows = [[what, *(of[name].split("+")[0] for name in VERSIONS.values())] for what, of in found.items()]
     return table(["times", *VERSIONS], rows)
