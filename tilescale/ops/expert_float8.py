@@ -34,13 +34,23 @@ HIGH = 64
 
 
 @T.macro
-def load_groups(given, which, X, order, owner, first, most):
-    """Consecutive groups of the tokens that go to a rank; beyond the last token, those of a valid one."""
+def load_groups(q, scale, temporaries, X, of_X, order, owner, first, most):
+    """Consecutive groups of the tokens that go to a rank, quantized, and their scales; beyond the last token, those of
+    a valid one."""
+    given, which, x, sizes, top, inverse, end = temporaries
     each = int(X.shape[1]) // GROUP
     for i in T.Parallel(HIGH):
         which[i] = order[owner, T.min((first + i) // each, most - 1)]
     for i, j in T.Parallel(HIGH, GROUP):
         given[i, j] = X[which[i], (first + i) % each * GROUP + j]
+    if X.dtype == WIRE:
+        for i in T.Parallel(HIGH):
+            scale[i] = of_X[which[i] * each + (first + i) % each]
+        T.copy(given, q)
+    else:
+        for i, j in T.Parallel(HIGH, GROUP):
+            x[i, j] = T.cast(given[i, j], "float32")
+        quantize(x, sizes, top, scale, inverse, end, q, last_of("float32"))
 
 
 @T.macro
@@ -48,69 +58,62 @@ def scatter_float8_grid(X, of_X, order, sent, inbox, in_scales, received, places
     """R[places[s, i]] = X[order[s][i]] of rank s in float8, and in a column of of_R the scales of that row; `wide` has
     the rows times their scales, if it `keeps` them. Float8 tokens have the scales `of_X`, others are quantized.
 
-    A tile is a number of groups of consecutive tokens, not of a whole number of tokens. A rank sends its own tokens to
-    itself as well, last.
+    A tile is a number of groups of consecutive tokens, not of a whole number of tokens. The first blocks send; the
+    others take this rank's own tokens meanwhile, and then those that arrive.
     """
     size, groups, most, copies = int(in_scales.shape[0]), in_scales.shape[1], places.shape[1], int(places.shape[2])
     each = int(X.shape[1]) // GROUP
-    with T.Kernel(device=size, block=(T.ceildiv(groups, HIGH), 1 + size), threads=THREADS) as (tile, z):
+    with T.Kernel(device=size, block=(T.ceildiv(groups, HIGH), size), threads=THREADS) as (tile, z):
         arrived = T.alloc_flags((size, CHUNKS))
         T.assume(most >= 1)
         T.assume(groups >= 1)
         with T.Scale("block"), T.Scale("device") as (rank, _):
             T.annotate_min_blocks_per_sm(RESIDENT)
+            q, scale = T.alloc((HIGH, GROUP), WIRE, level="l0"), T.alloc((HIGH,), "float32", level="l0")
+            row, which = T.alloc((HIGH, copies), "int32", level="l1"), T.alloc((HIGH,), "int32", level="l1")
+            given, x, sizes = (T.alloc((HIGH, GROUP), kind, level="l0") for kind in (X.dtype, "float32", "int32"))
+            top, inverse, end = (T.alloc((HIGH,), kind, level="l0") for kind in ("int32", "float32", "float32"))
+            temporaries = given, which, x, sizes, top, inverse, end
             pieces = T.ceildiv(groups, HIGH)
             chunk = T.ceildiv(pieces, CHUNKS)  # tiles that share a flag
-            if z == 0:
-                given, x = (T.alloc((HIGH, GROUP), kind, level="l0") for kind in (X.dtype, "float32"))
-                sizes, top = T.alloc((HIGH, GROUP), "int32", level="l0"), T.alloc((HIGH,), "int32", level="l0")
-                scale, inverse, end = (T.alloc((HIGH,), "float32", level="l0") for _ in range(3))
-                q = T.alloc((HIGH, GROUP), WIRE, level="l0")
-                which = T.alloc((HIGH,), "int32", level="l1")
-                senders = T.min(SENDERS, pieces)
-                for turn in T.serial(turns_of_first(tile, senders, size * pieces)):
-                    number = tile + turn * senders
-                    owner, first = (T.alloc_var("int32") for _ in range(2))  # short indices take less time to lower
-                    owner, first = (rank + 1 + number // pieces) % size, number % pieces * HIGH
-                    if first < sent[owner] * each:
-                        load_groups(given, which, X, order, owner, first, most)
-                        if X.dtype == WIRE:
-                            for i in T.Parallel(HIGH):
-                                scale[i] = of_X[which[i] * each + (first + i) % each]
-                            T.copy(given, inbox[rank, first, 0], dst=owner)
-                        else:
-                            for i, j in T.Parallel(HIGH, GROUP):
-                                x[i, j] = T.cast(given[i, j], "float32")
-                            quantize(x, sizes, top, scale, inverse, end, q, last_of("float32"))
+            if size > 1:
+                if z == 0:
+                    senders = T.min(SENDERS, pieces)
+                    for turn in T.serial(turns_of_first(tile, senders, (size - 1) * pieces)):
+                        number = tile + turn * senders
+                        owner, first = (T.alloc_var("int32") for _ in range(2))  # short indices take less time to lower
+                        owner, first = (rank + 1 + number // pieces) % size, number % pieces * HIGH
+                        if first < sent[owner] * each:
+                            load_groups(q, scale, temporaries, X, of_X, order, owner, first, most)
                             T.copy(q, inbox[rank, first, 0], dst=owner)
-                        T.copy(scale, in_scales[rank, first], dst=owner)
-                        T.signal(arrived[rank, first // (chunk * HIGH)], dst=owner)
-            else:
-                source, first = (rank + size - z) % size, tile * HIGH
-                come, come_scale = T.alloc((HIGH, GROUP), WIRE, level="l0"), T.alloc((HIGH,), "float32", level="l0")
-                row = T.alloc((HIGH, copies), "int32", level="l1")
-                if first < received[source] * each:
-                    for i, c in T.Parallel(HIGH, copies):
-                        token = (first + i) // each
-                        place = places[source, T.min(token, most - 1), c]
-                        row[i, c] = T.if_then_else(token < received[source], place, -1)
+                            T.copy(scale, in_scales[rank, first], dst=owner)
+                            T.signal(arrived[rank, first // (chunk * HIGH)], dst=owner)
+            source, begin = (rank + size - z) % size, tile * HIGH
+            if begin < received[source] * each:
+                for i, c in T.Parallel(HIGH, copies):
+                    token = (begin + i) // each
+                    place = places[source, T.min(token, most - 1), c]
+                    row[i, c] = T.if_then_else(token < received[source], place, -1)
+                if z == 0:
+                    load_groups(q, scale, temporaries, X, of_X, order, rank, begin, most)
+                else:
                     flag = tile // chunk
                     T.wait(arrived[source, flag], ">=", tiles_in(flag, chunk, received[source] * each, HIGH))
                     for i, j in T.Parallel(HIGH, GROUP):
-                        come[i, j] = inbox[source, T.min(first + i, groups - 1), j]
+                        q[i, j] = inbox[source, T.min(begin + i, groups - 1), j]
                     for i in T.Parallel(HIGH):
-                        come_scale[i] = in_scales[source, T.min(first + i, groups - 1)]
-                    for i, j in T.Parallel(HIGH, GROUP):
-                        for c in [*range(copies)]:
-                            if row[i, c] >= 0:
-                                R[row[i, c], (first + i) % each * GROUP + j] = come[i, j]
-                                if keeps:
-                                    number = T.cast(come[i, j], "float32") * come_scale[i]
-                                    wide[row[i, c], (first + i) % each * GROUP + j] = number
-                    for i in T.Parallel(HIGH):
-                        for c in [*range(copies)]:
-                            if row[i, c] >= 0:
-                                of_R[(first + i) % each, row[i, c]] = come_scale[i]
+                        scale[i] = in_scales[source, T.min(begin + i, groups - 1)]
+                for i, j in T.Parallel(HIGH, GROUP):
+                    for c in [*range(copies)]:
+                        if row[i, c] >= 0:
+                            R[row[i, c], (begin + i) % each * GROUP + j] = q[i, j]
+                            if keeps:
+                                number = T.cast(q[i, j], "float32") * scale[i]
+                                wide[row[i, c], (begin + i) % each * GROUP + j] = number
+                for i in T.Parallel(HIGH):
+                    for c in [*range(copies)]:
+                        if row[i, c] >= 0:
+                            of_R[(begin + i) % each, row[i, c]] = scale[i]
 
 
 @T.macro
