@@ -182,15 +182,15 @@ def sum_float8_grid(Y, W, received, places, inbox, in_scales, before, Out):
                 for i in T.Parallel(HIGH):
                     slot[i] = lines[rank, i]
                 load_copies(which, share, W, places, rank, slot, most)
+                T.sync_threads()  # the tables are there, also where nothing is waited for
+                sum_groups(total, Y, which, share, first, each)  # this rank's sum takes the time in which others arrive
+                T.copy(total, own)
                 for step in T.serial(1, size):
                     source = (rank + size - step) % size
                     row, last = T.min(first // each, most - 1), T.min((first + HIGH - 1) // each, most - 1) + 1
                     begin, end_of = before[row, source] * each, before[last, source] * each
                     for c in T.serial(begin // (HIGH * chunk), T.ceildiv(end_of, HIGH * chunk)):
                         T.wait(arrived[source, c], ">=", tiles_in(c, chunk, before[most, source] * each, HIGH))
-                T.sync_threads()  # the tables are there, also where nothing is waited for
-                sum_groups(total, Y, which, share, first, each)
-                T.copy(total, own)
                 T.clear(total)
                 for source in T.unroll(size):
                     for i, j in T.Parallel(HIGH, GROUP):

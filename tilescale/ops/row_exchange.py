@@ -237,25 +237,28 @@ def sum_grid(Y, W, received, places, inbox, before, Out, groups, unit, weighted)
             which, share = (T.alloc((high, copies), kind, level="l1") for kind in ("int32", "float32"))
             lines = T.alloc((size, high), "int32", level="l1")
             T.annotate_min_blocks_per_sm(SUMMING_RESIDENT)
+            first, begin, end = (T.alloc_var("int32") for _ in range(3))  # short indices take less time
             chunk, each = T.ceildiv(most, high * CHUNKS), T.ceildiv(parts, groups)
             if size > 1:
                 if z == 0:
-                    pieces = T.ceildiv(most, high) * groups
+                    pieces, home = T.ceildiv(most, high) * groups, T.alloc_var("int32")
                     sender, senders = tile * groups + group, T.min(SUMMING_SENDERS, pieces)
                     for turn in T.serial(turns_of_first(sender, senders, (size - 1) * pieces)):
                         number = sender + turn * senders
                         home, first = (rank + 1 + number // pieces) % size, number % pieces // groups * high
                         begin = number % groups * each
+                        end = T.min(begin + each, parts)
                         if first < received[home]:
                             load_places(which, places, received, home, first, most)
                             if weighted:
                                 load_shares(share, which, W)
-                            for part in T.serial(begin, T.min(begin + each, parts)):
+                            for part in T.serial(begin, end):
                                 sum_copies(total, rows, Y, which, share, part * wide, weighted)
                                 T.copy(rows, inbox[rank, first, part * wide], dst=home, impl="lsu")
                             T.signal(arrived[rank, first // (chunk * high)], dst=home)
             if z > 0:
-                first = tile * high
+                first, begin = tile * high, group * each
+                end = T.min(begin + each, parts)
                 for s, i in T.Parallel(size, high):
                     row = T.min(first + i, most - 1)
                     slot = before[row, s]
@@ -266,14 +269,17 @@ def sum_grid(Y, W, received, places, inbox, before, Out, groups, unit, weighted)
                     which[i, c] = T.if_then_else(before[row + 1, rank] > slot, places[rank, slot, c], -1)
                 if weighted:
                     load_shares(share, which, W)
-                for step in T.serial(1, size):
-                    source = (rank + size - step) % size
-                    begin, end = before[first, source], before[T.min(first + high, most), source]
-                    for c in T.serial(begin // (high * chunk), T.ceildiv(end, high * chunk)):
-                        T.wait(arrived[source, c], ">=", tiles_in(c, chunk, before[most, source], high) * groups)
                 T.sync_threads()  # the tables are there, also where nothing is waited for
-                for part in T.serial(group * each, T.min(group * each + each, parts)):
+                for part in T.serial(begin, end):
                     sum_copies(total, rows, Y, which, share, part * wide, weighted)
+                    if part == begin:  # this rank's sum takes the time in which others arrive
+                        for step in T.serial(1, size):
+                            source = (rank + size - step) % size
+                            here, there = before[first, source], before[T.min(first + high, most), source]
+                            for c in T.serial(here // (high * chunk), T.ceildiv(there, high * chunk)):
+                                T.wait(
+                                    arrived[source, c], ">=", tiles_in(c, chunk, before[most, source], high) * groups
+                                )
                     T.clear(total)
                     for source in T.unroll(size):
                         for i, j in T.Parallel(high, wide):
