@@ -4,11 +4,10 @@
 Why: all devices wait for the whole of a tensor although each tile reads rows of one part. Before: a gather, then grids.
 After: the gather is started on the copy queue, a chunk of rows at a time, each with a flag; a tile waits for the flags
 of the rows that it reads; the first grid works on the local part first and then on the others in the order in which
-they arrive. Where a tile reads
-rows of all parts, in a loop over these or of a matrix whose columns are gathered, each chunk is sent to all units
-before the next one, and tiles stay as written; in such a loop, chunks that a grid makes are sent when their tiles are
-counted. Declines gathers along further dimensions,
-those whose result is used outside of grids, and the cases of `legality.py`.
+they arrive. Where a tile reads rows of all parts, in a loop over these or of a matrix whose columns are gathered, each
+chunk is sent to all units before the next one, and tiles stay as written; in such a loop, chunks that a grid makes are
+sent when their tiles are counted. Declines gathers along further dimensions, those whose result is used outside of
+grids, and the cases of `legality.py`.
 """
 
 from __future__ import annotations
