@@ -5,7 +5,7 @@ Operators and collectives of `held_out_times.py` on H200: shapes of draws that n
 measured when the model was finished, and showed what it lacked. Operators of `any_shape.py` give the share of the peak
 of the tensor cores that power allows to each type. A calibration on H100 lacks half of its sizes between the smallest
 and the largest. Choices among measured alternatives. Writes benchmarks/results/held_out.json, a figure, and tables of
-docs/predictions.md.
+docs/predictions.md and docs/notes/simulated-times.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from tilescale.ops import strategy  # noqa: E402
 from tilescale.passes.overlap.tile_cost import rate_of  # noqa: E402
 
 FOLDER = ROOT / "benchmarks" / "results"
-RESULTS, PAGE = FOLDER / "held_out.json", ROOT / "docs" / "predictions.md"
+RESULTS = FOLDER / "held_out.json"
+PAGES = ROOT / "docs" / "predictions.md", ROOT / "docs" / "notes" / "simulated-times.md"
 PICTURE = ROOT / "docs" / "diagrams" / "held-out.svg"
 
 FIRST_DRAW, LATER = "held_out_times", ("second", "third", "fourth")
@@ -271,7 +272,7 @@ def together(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_tables(page: str, results: dict[str, Any]) -> str:
-    """Return the page with the table of each draw, and of all, between its markers."""
+    """Return a page with the table of each draw, and of all, where it has markers for it."""
     parts = {"held_out": results, **{f"held_out_{name}": results[name] for name in LATER_DRAWS}}
     parts["held_out_all"] = together(results)
     for mark, part in parts.items():
@@ -309,7 +310,8 @@ def text_of(results: dict[str, Any]) -> str:
 def main() -> None:
     results = held_out()
     RESULTS.write_text(text_of(results), encoding="utf-8")
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8"), results), encoding="utf-8")
     draw(results, PICTURE)
     click.echo(f"shares of the rate of single GEMMs: {results['shares']}")
     for part in (results, *(results[name] for name in LATER_DRAWS), together(results)):

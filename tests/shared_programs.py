@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import pickle
@@ -27,6 +28,7 @@ def share(folder: Path) -> None:
     As on computers with GPUs the builder's name and the machine stand for the program. Other processes make their own.
     """
 
+    @functools.wraps(_make)
     def program(own: BoundProgram) -> Program:
         key = _key(own) if "RANK" in os.environ else None
         return _make(own) if key is None else _shared(own, folder / key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from dataclasses import replace
 from types import ModuleType
 
@@ -73,7 +74,10 @@ def test_committed_estimates_are_those_of_this_source(held_out: ModuleType):
             assert held_out.operator_rows(H200, results["shares"], cases) == operators[::6]
         for machine, rows in zip(("h200-sxm-8", "h100-sxm-8"), collectives, strict=False):
             assert held_out.collective_rows(*held_out.unseen(machine, draw)) == rows
-    assert held_out.with_tables(page := held_out.PAGE.read_text(encoding="utf-8"), results) == page
+    pages = [page.read_text(encoding="utf-8") for page in held_out.PAGES]
+    assert [held_out.with_tables(page, results) for page in pages] == pages
+    draws = {"held_out", "held_out_all", *(f"held_out_{name}" for name in held_out.LATER_DRAWS)}
+    assert draws <= set(re.findall(r"<!-- measured: (\w+) -->", "".join(pages)))
 
 
 def test_the_share_that_is_fitted_is_that_of_the_times(held_out: ModuleType):
