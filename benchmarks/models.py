@@ -6,10 +6,10 @@
 
 Works: a step of training, prefills of even and odd length, and decode in CUDA graphs and eager, of a few decoder
 layers of `transformers` at the sizes of Llama 3 8B, Qwen3 14B, Gemma 3 27B, Mixtral 8x7B and Qwen3 30B A3B.
-Contenders: PyTorch's tensor parallelism eager, compiled, and compiled with asynchronous tensor parallelism; ours eager
-and compiled. Losses of the first steps, and results, are compared with those of one GPU before anything is timed. Rows
-of training steps have the peak of memory, and the percentage of a step's time in which a trace finds the GPU idle. The
-first run takes longer, as kernels are compiled.
+Contenders: PyTorch's tensor parallelism eager, compiled, and compiled with asynchronous tensor parallelism or with CUDA
+graphs; ours eager, compiled, and compiled with CUDA graphs. Losses of the first steps, and results, are compared with
+those of one GPU before anything is timed. Rows of training steps have the peak of memory, and the share of the time in
+which a trace finds the GPU idle, in percent. The first run takes longer, as kernels are compiled.
 """
 
 from __future__ import annotations

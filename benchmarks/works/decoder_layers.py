@@ -60,6 +60,8 @@ CONTENDERS = {
     "torch, compiled": Way(ours=False, compiled={}),
     "tilescale, compiled": Way(ours=True, compiled={"fullgraph": True}),
     "torch, async TP": Way(ours=False, compiled={"options": ASYNC}),
+    "torch, CUDA graphs": Way(ours=False, compiled={"mode": "reduce-overhead"}),
+    "tilescale, CUDA graphs": Way(ours=True, compiled={"mode": "reduce-overhead", "fullgraph": True}),
 }
 
 
@@ -72,12 +74,19 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
             entries = [
                 Contender(name, functools.partial(Work(family, work, batch, tokens).runner, way))
                 for name, way in CONTENDERS.items()
-                # Asynchronous tensor parallelism needs sequences that are split over the ranks.
-                if "async" not in name or (tokens % gpus == 0 and not family.experts)
-                if not way.keeps or work == "training_step"
+                if _suits(way, family, work, tokens % gpus == 0)
             ]
             shape = batch, tokens, family.hidden, family.layers
             yield Heat(f"{family.name} {work}", shape, "bfloat16", gpus, mode, "torch", entries, calls=3)
+
+
+def _suits(way: Way, family: Family, work: str, split: bool) -> bool:
+    """Whether a contender can do this work and would differ from another one in it; `split`: over the ranks."""
+    if way.compiled == {"options": ASYNC}:
+        return split and not family.experts
+    if way.compiled and way.compiled.get("mode"):  # decode is in a graph anyway; sizes of PyTorch's experts change
+        return work != "decode" and (way.ours or not family.experts)
+    return not way.keeps or work == "training_step"
 
 
 def _works(family: Family) -> Iterator[tuple[str, str, int, int]]:
@@ -170,7 +179,14 @@ class Work:
                 enable_symm_mem_for_group(mesh.get_group().group_name)
             for layer in model.layers:
                 layer.compile(**way.compiled, dynamic=self._dynamic(way))
-        return Steps(model, self.batch * self.tokens * self.family.hidden) if self.trains else torch.no_grad()(model)
+        elements = self.batch * self.tokens * self.family.hidden
+        step = Steps(model, elements) if self.trains else torch.no_grad()(model)
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            torch.compiler.cudagraph_mark_step_begin()  # the graphs of all layers belong to one step
+            return step(x)
+
+        return call
 
     def _dynamic(self, way: Way) -> bool | None:
         """Whether sizes may change. One number of tokens is timed, but PyTorch's layers of experts have sizes that the
