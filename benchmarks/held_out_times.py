@@ -105,10 +105,10 @@ def compile_weight(same: list[Shape]) -> None:
     tilescale.ops.warm_up(dry)
 
 
-def compile_beforehand(seed: int, weights: int, gpus: int) -> None:
-    """Fill the cache of kernels, by a job for each weight."""
+def compile_beforehand(seed: int, weights: int, found: int, gpus: int) -> None:
+    """Fill the cache of kernels, by a job for each weight `found` by a draw of `weights`."""
     words = ["--seed", str(seed), "--weights", str(weights), "--weight"]
-    finish_compiling([jobs.start(SCRIPT, [*words, str(number)], gpus) for number in range(weights)], COMPILE_S)
+    finish_compiling([jobs.start(SCRIPT, [*words, str(number)], gpus) for number in range(found)], COMPILE_S)
 
 
 @click.command(help=__doc__.replace("\n    ", "\n\n\b\n    ", 1))
@@ -133,7 +133,7 @@ def main(
     if weight is not None:
         return compile_weight(products[weight])
     if not no_beforehand and world.rank == 0:
-        compile_beforehand(seed, len(products), world.size)
+        compile_beforehand(seed, weights, len(products), world.size)
     world.barrier()
     if compile_only:
         return None
