@@ -102,7 +102,6 @@ DIVIDED: dict[str, Callable[[Any, int, int, int], Any]] = {
 
 @pytest.mark.parametrize("name", DIVIDED)
 @given(numbers, numbers, numbers, st.integers(0, 9), st.integers(1, 9), st.integers(1, 4), st.integers(0, 9))
-@settings(max_examples=50)
 def test_they_keep_their_values(
     name: str, of_base: int, of_i: int, of_j: int, offset: int, divisor: int, scale: int, base: int
 ):
