@@ -74,8 +74,8 @@ def counting(
     rewriter: LaunchRewriter,
     last: ir.Stmt | None = None,
 ) -> Callable[[Any, Any], tuple[ir.Call, Any]]:
-    """Let the tiles of a producer grid count the chunks that they touch, behind their `last` statement on these, if it
-    is another one now. Returns the flag of a chunk, and its value when all tiles are done."""
+    """Let the tiles of a producer grid signal the chunks that they touch, after their last statement on these, or after
+    `last` in its place. Returns the flag of a chunk, and its value when all tiles are done."""
     done = rewriter.alloc_flags(f"{chunks.of.buffer.name}_done", chunks.shape)
     count, stmt = counted(maker, chunks, uses, level), maker.stmts[-1]
     signals = [tir.at(s, stmt) for s in chunks.counts(maker, uses, level, done)]
