@@ -52,6 +52,14 @@ def test_shapes_are_many_and_multiples_of_nothing(any_shapes: Any):
     assert min(s.m for s in shapes) < 8 and max(s.m for s in shapes) > 8192
 
 
+def test_groups_have_more_calls_where_the_host_limits_them(any_shapes: Any):
+    def calls(m: int, mode: str) -> int:
+        return any_shapes.Gathered(any_shapes.Shape("ag_gemm", m, 8192, 8192, "bfloat16")).heat(mode, False).calls
+
+    assert calls(2, "eager") == 20 and calls(16384, "eager") == 4
+    assert calls(2, "graph") == 4 and calls(16384, "graph") == 2
+
+
 def test_held_out_times_are_of_new_weights_and_sizes(any_shapes: Any):
     draw = importlib.import_module("held_out_times")
     drawn, measured = draw.shapes(138, 8, 2), any_shapes.drawn(32, 24, 2)

@@ -31,6 +31,10 @@ MOST_ROWS = 16384
 PLACES = 3
 """Sets of inputs, and results that are kept: consecutive calls have tensors at different addresses."""
 
+CALLS, GROUP_FLOPS = {"eager": (4, 20), "graph": (1, 4)}, 4e12
+"""Calls of a group, or replays of a graph of several calls, at least and at most, and floating-point operations of a
+group: an interruption of the host spoils the time of a few calls that the host limits."""
+
 SETTLED = 44
 """Calls after which the next ones are alike: calls of a form are recorded among its first 40."""
 
@@ -130,7 +134,9 @@ class Work(ABC):
         entries = [Contender(name, functools.partial(self._runner, call)) for name, call in calls.items()]
         s = self.shape
         flops = 2 * s.m * s.n * s.k
-        return Heat(s.work, (s.m, s.n, s.k), s.dtype, self.size, mode, BASELINE, entries, flops, calls=4)
+        least, most = CALLS[mode]
+        calls = min(max(round(GROUP_FLOPS / flops), least), most)
+        return Heat(s.work, (s.m, s.n, s.k), s.dtype, self.size, mode, BASELINE, entries, flops, calls=calls)
 
     def settle(self) -> None:
         """Note the operator's strategy; call NCCL with cuBLAS, and the operator, until calls are alike."""
