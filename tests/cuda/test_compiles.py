@@ -19,7 +19,6 @@ from tilescale.errors import UnknownLevelError, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
 from tilescale.ops import (
-    expert_float8,
     expert_programs,
     grouped_float8,
     low_latency_program,
@@ -27,7 +26,7 @@ from tilescale.ops import (
     rounding,
     row_exchange,
 )
-from tilescale.ops.expert_float8 import Float8Form
+from tilescale.ops.expert_programs import LayerForm
 from tilescale.ops.key_cache import CacheLayout
 
 pytestmark = [
@@ -87,15 +86,15 @@ def operators() -> list[Any]:
         moe_tables.tables_program(2, 32, 8, "int64", True),
         moe_tables.returns_program(2, 8),
         expert_grids.works.gated_program(2, 768, 512, "bfloat16", False, 132),
-        expert_programs.layer_program(2, 32, 8, 512, 16, "bfloat16", "int64", True, True, 132),
+        expert_programs.layer_program(2, 32, 8, 512, 16, "int64", LayerForm("bfloat16", keeps=True, narrow=True), 132),
         expert_programs.layer_gradient_program(2, 32, 8, 512, 16, "bfloat16", 132),
         row_exchange.scatter_program(2, 3584, 8),
         row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),
         grouped_float8.scaled_program(512, 512, 528),
         expert_grids.works.scaled_gated_program(2, 512, 512),
-        expert_float8.layer_float8_program(2, 8, 8, 512, 512, "int64", Float8Form(True, True, True)),
+        expert_programs.layer_program(2, 8, 8, 512, 512, "int64", LayerForm("bfloat16", True, True, False, True), 132),
         expert_grids.scatter_float8_program(2, 512, 8),
-        low_latency_program.low_latency_program(2, 8, 8, 512, 512, "bfloat16", "int64", False, 132),
+        low_latency_program.low_latency_program(2, 8, 8, 512, 512, "int64", LayerForm("bfloat16", False), 132),
         *(rounding.squares_program(512, "float8_e4m3fn", across) for across in (False, True)),
         decode(16, 4, 128, 128, "bfloat16", False, CacheLayout("bfloat16", 16)),
         decode(128, 1, 576, 512, "float16", True, CacheLayout("float8_e4m3fn", 64)),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import tilescale.language as T
-from tilescale.ops.expert_float8 import DTYPE, scatter_float8_grid
+from tilescale.ops.expert_float8 import scatter_float8_grid
 from tilescale.ops.expert_programs import columns_of, gated_gradient_grid
 from tilescale.ops.float8_wire import GROUP, WIRE
 from tilescale.ops.moe_tables import ALIGN
@@ -42,7 +42,7 @@ def scatter_float8_program(size: int, features: int, copies: int) -> Any:
 
     @T.prim_func
     def scatter_float8(
-        X: T.Tensor((given, features), DTYPE),
+        X: T.Tensor((given, features), "bfloat16"),
         order: T.Tensor((size, most), "int32"),
         sent: T.Tensor((size,), "int32"),
         inbox: T.Tensor((size, groups, GROUP), WIRE),  # by source

@@ -25,8 +25,8 @@ from tests.ops.float8_experts import (
 )
 from tilescale import ops
 from tilescale.errors import ArgumentError
-from tilescale.ops import expert_float8, moe_tables, row_exchange
-from tilescale.ops.expert_float8 import Float8Form
+from tilescale.ops import expert_float8, expert_programs, moe_tables, row_exchange
+from tilescale.ops.expert_programs import LayerForm
 
 LOCAL, FEATURES, INNER, CHOICES, MOST, ROOM = 2, 384, 128, 2, 5, 768
 
@@ -42,7 +42,7 @@ ROUTES = {
 
 @pytest.mark.parametrize(("size", "route"), [*enumerate(ROUTES, 1)])
 def test_a_layer_of_float8_experts(size: int, route: str):
-    run_layer(size, ROUTES[route](size), Float8Form(), seed=size % 2)
+    run_layer(size, ROUTES[route](size), LayerForm("bfloat16", False), seed=size % 2)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_layer_of_float8_experts(size: int, route: str):
     ],
 )
 def test_sums_that_travel_as_float8(size: int, route: str):
-    run_layer(size, ROUTES[route](size), Float8Form(by_rows=size == 1, narrow_sums=True), seed=1)
+    run_layer(size, ROUTES[route](size), LayerForm("bfloat16", size == 1, narrow_sums=True), seed=1)
 
 
 @pytest.mark.parametrize(("high", "senders", "chunks"), [(4, 2, 3), (8, 9, 256)])
@@ -66,14 +66,14 @@ def test_sums_in_several_tiles(high: int, senders: int, chunks: int, monkeypatch
         monkeypatch.setattr(expert_float8, name, value)
     chosen = ROUTES["random"](2)
     chosen[:, :2], chosen[:, 2:, 0] = -1, torch.tensor([[LOCAL], [0]])
-    run_layer(2, chosen, Float8Form(narrow_sums=True), seed=2)
+    run_layer(2, chosen, LayerForm("bfloat16", False, narrow_sums=True), seed=2)
 
 
 def test_rows_and_products_that_are_kept():
     """Rows are quantized tokens, exactly; products are those of these rows."""
-    given, experts, x = run_layer(2, ROUTES["random"](2), Float8Form(keeps=True), seed=0)
+    given, experts, x = run_layer(2, ROUTES["random"](2), LayerForm("bfloat16", False, keeps=True), seed=0)
     for rank, tensors in enumerate(given):
-        wide, hidden, owners, places = (tensors[i] for i in (-7, -6, 18, 22))
+        wide, hidden, owners, places = (tensors[i] for i in (-9, -8, 18, 22))
         for home, place in enumerate(places):
             for row in place[place >= 0].tolist():
                 gate_up, _, of_gate_up, _ = experts[rank * LOCAL + int(owners[row // 128])]
@@ -81,12 +81,12 @@ def test_rows_and_products_that_are_kept():
                 near("products", hidden[row], whole(gate_up, of_gate_up) @ wide[row].double())
 
 
-def run_layer(size: int, chosen: torch.Tensor, form: Float8Form, seed: int) -> tuple[list, list, torch.Tensor]:
+def run_layer(size: int, chosen: torch.Tensor, form: LayerForm, seed: int) -> tuple[list, list, torch.Tensor]:
     """Emulate the layer of all ranks and compare it with float64."""
     experts = [random_expert(FEATURES, INNER, by_rows=form.by_rows) for _ in range(size * LOCAL)]
     x, weights = torch.randn(size, MOST, FEATURES).bfloat16(), torch.rand(size, MOST, CHOICES)
     per_device = [arguments(size, r, x[r], chosen[r], weights[r], experts, form) for r in range(size)]
-    program = expert_float8.layer_float8_program(size, LOCAL, CHOICES, FEATURES, INNER, "int64", form)
+    program = expert_programs.layer_program(size, LOCAL, CHOICES, FEATURES, INNER, "int64", form, 0)
     tilescale.emulate(program, per_device, schedule_seed=seed)
     for r in range(size):
         want = wanted(x[r], chosen[r], weights[r], experts)
@@ -101,7 +101,7 @@ def arguments(
     chosen: torch.Tensor,
     weights: torch.Tensor,
     experts: list,
-    form: Float8Form,
+    form: LayerForm,
 ) -> list:
     """Of the program on a rank."""
     mine = zip(*experts[rank * LOCAL :][:LOCAL], strict=True)
@@ -114,7 +114,7 @@ def arguments(
     counted = torch.empty(moe_tables.form_of_counts(size, LOCAL, MOST, CHOICES)[0], dtype=torch.int32)
     tables = counted, *moe_tables.new_tables(chosen, size, LOCAL, MOST, ROOM)
     kept = [(ROOM, FEATURES), (ROOM, 2 * INNER)] if form.keeps else [(1, 1), (1, 1)]
-    rows = numbers(ROOM, FEATURES), of_numbers(FEATURES // 128, ROOM), *(sums(*shape) for shape in kept)
+    rows = *(sums(*shape) for shape in kept), numbers(ROOM, FEATURES), of_numbers(FEATURES // 128, ROOM)
     active = numbers(ROOM, INNER), of_numbers(1, ROOM)
     given = x, of_numbers(1), chosen.reshape(-1), weights.reshape(-1), gate_up, of_gate_up, down, of_down
     arrived = torch.full(of_choices, -9, dtype=torch.int32), of_numbers(*of_choices), *inboxes

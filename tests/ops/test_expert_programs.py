@@ -82,19 +82,25 @@ def test_a_layer_and_its_gradients(narrow: bool):
         return [rows(size, most, features) for _ in range(2)]
 
     of_choices, groups = moe_tables.arriving_choices(size, most, choices), row_exchange.sharers(features, 8, most)
-    given = [[x[r], chosen[r].view(-1), weights[r].view(-1), gate_up[r], down[r]] for r in ranks]
+    none = torch.zeros(1, 1, 1)
+    given = [
+        [x[r], torch.zeros(1), chosen[r].view(-1), weights[r].view(-1), gate_up[r], none, down[r], none] for r in ranks
+    ]
     sent = [[torch.full(of_choices, -9, dtype=torch.int32), torch.full(of_choices, torch.nan)] for _ in ranks]
     tables = [moe_tables.new_tables(chosen[r], size, local, most, room) for r in ranks]
     made = [[rows(room, features), rows(room, 2 * inner), rows(room, inner), rows(room, features)] for _ in ranks]
     y = [rows(most, features) for _ in ranks]
     counted = [torch.empty(moe_tables.form_of_counts(size, local, most, choices)[0], dtype=torch.int32) for _ in ranks]
-    program = expert_programs.layer_program(
-        size, local, choices, features, inner, "bfloat16", "int64", narrow, keeps=True, blocks=3
-    )
-    tilescale.emulate(
-        program,
-        [[*given[r], *sent[r], *inboxes(), counted[r], *tables[r], *made[r], y[r], groups] for r in ranks],
-    )
+    form = expert_programs.LayerForm("bfloat16", keeps=True, narrow=narrow)
+    program = expert_programs.layer_program(size, local, choices, features, inner, "int64", form, blocks=3)
+    per_device = []
+    for r in ranks:
+        (in_rows, in_sums), (wide, hidden, active, products) = inboxes(), made[r]
+        received = *sent[r], in_rows, torch.zeros(1, 1), in_sums, torch.zeros(1, 1)
+        unused = rows(1, 1), torch.zeros(1, 1)
+        worked = wide, hidden, *unused, active, torch.zeros(1, 1), products
+        per_device.append([*given[r], *received, counted[r], *tables[r], *worked, y[r], groups])
+    tilescale.emulate(program, per_device)
     leaves = [t.float().requires_grad_() for t in (x, weights, gate_up, down)]
     want = expected(leaves, chosen, local)
     near(torch.stack(y), want.detach())

@@ -19,7 +19,7 @@ from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
 from tilescale.ops.block_gemm import block_tiling
-from tilescale.ops.expert_float8 import Float8Form
+from tilescale.ops.expert_programs import LayerForm
 from tilescale.ops.key_cache import CacheLayout
 from tilescale.ops.products import (
     BARRIERS,
@@ -213,7 +213,7 @@ def test_rows_wait_for_blocks_of_lower_numbers_only():
     made, few = (import_module(f"tilescale.ops.{name}") for name in ("row_exchange", "low_latency_program"))
     machine = Machine.load("h200-sxm-8")
     programs = [made.scatter_program(2, 512, 2), made.sum_program(2, 512, 2, "bfloat16", 8, True)]
-    for func in (*programs, few.low_latency_program(2, 8, 2, 512, 512, "bfloat16", "int64", None, 132)):
+    for func in (*programs, few.low_latency_program(2, 8, 2, 512, 512, "int64", LayerForm("bfloat16"), 132)):
         taken_apart = taken(func)
         for phase, launch in phases(taken_apart.body):
             assert waits_across(phase, launch, taken_apart, machine, {"device": 2}) is None
@@ -227,11 +227,16 @@ def made(module: str, function: str, *given: Any) -> Any:
     return lambda: getattr(import_module(f"tilescale.ops.{module}"), function)(*given)
 
 
+EXPERTS = 2, 8, 2, 512, 512, "int64"
+
+
+def layer_of_experts(by_rows: bool | None, **form: bool) -> Any:
+    return made("expert_programs", "layer_program", *EXPERTS, LayerForm("bfloat16", by_rows, **form), 132)
+
+
 WIDE = (CacheLayout("bfloat16"), CacheLayout("bfloat16"))
 HEADS = ("bfloat16", False, True, 0.1)
 BLOCKS = GemmSpec(512, 512, "float8_e4m3fn", block_tiling(4096), True, False, blocks=True)
-FLOAT8_EXPERTS = 2, 8, 2, 512, 512, "int64"
-FEW_TOKENS = 2, 8, 2, 512, 512, "bfloat16", "int64", False, 132
 PERSISTENT = replace(LARGE, stages=3)
 OPERATORS = {
     "ag_gemm": made("ag_gemm", "program", 2, of(512, 512, LARGE, True, True)),
@@ -257,15 +262,15 @@ OPERATORS = {
     "scatter": made("row_exchange", "scatter_program", 4, 512, 2),
     "sum of rows": made("row_exchange", "sum_program", 4, 1024, 2, "bfloat16", 16, True),
     "numbers of rows": made("moe_tables", "returns_program", 2, 8),
-    "experts": made("expert_programs", "layer_program", 2, 8, 2, 512, 512, "bfloat16", "int64", False, True, 132),
+    "experts": layer_of_experts(None, keeps=True),
     "gradients of experts": made("expert_programs", "layer_gradient_program", 2, 8, 2, 512, 512, "bfloat16", 132),
     "grouped": made("grouped_gemm", "program", 0, 512, 512, "bfloat16", True, 132),
     "gradients of weights": made("grouped_gemm", "outer_program", 0, 8, 512, 512, "bfloat16"),
     "scaled": made("grouped_float8", "scaled_program", 512, 512, 512),
-    "float8 experts": made("expert_float8", "layer_float8_program", *FLOAT8_EXPERTS, Float8Form()),
-    "float8 sums": made("expert_float8", "layer_float8_program", *FLOAT8_EXPERTS, Float8Form(narrow_sums=True)),
-    "trained in float8": made("expert_float8", "layer_float8_program", *FLOAT8_EXPERTS, Float8Form(keeps=True)),
-    "few tokens": made("low_latency_program", "low_latency_program", *FEW_TOKENS),
+    "float8 experts": layer_of_experts(False),
+    "float8 sums": layer_of_experts(False, narrow_sums=True),
+    "trained in float8": layer_of_experts(False, keeps=True),
+    "few tokens": made("low_latency_program", "low_latency_program", *EXPERTS, LayerForm("bfloat16", False), 132),
     "rounding": made("rounding", "rows_program", 4096, "float8_e4m3fn"),
     "rounding squares": made("rounding", "squares_program", 512, "float8_e4m3fn", True),
     "rounding tiles": made("rounding", "tiles_program", None, 512, "float8_e4m3fn", True, True),

@@ -11,7 +11,7 @@ from tests.ops.test_expert_float8 import CHOICES, LOCAL, MOST, ROOM, ROUTES, of_
 from tests.ops.test_expert_programs import expected, near
 from tilescale.hda import Machine
 from tilescale.ops import low_latency_program, moe_low_latency
-from tilescale.ops.expert_float8 import Float8Form
+from tilescale.ops.expert_programs import LayerForm
 
 FEW = {
     **ROUTES,
@@ -56,7 +56,7 @@ def run(
             ]
         )
     kind = str(chosen.dtype).removeprefix("torch.")
-    shape = size, local, choices, features, inner, "bfloat16", kind, by_rows, 3
+    shape = size, local, choices, features, inner, kind, LayerForm("bfloat16", by_rows), 3
     tilescale.emulate(low_latency_program.low_latency_program(*shape), per_device, schedule_seed=seed)
     return [(tensors[-1].view(most, features), tensors[13]) for tensors in per_device]
 
@@ -72,7 +72,7 @@ NIGHTLY = [(5, "ties"), (6, "none at all"), (7, "all to the last expert"), (8, "
 def test_few_tokens_of_float8_experts(size: int, route: str):
     """Like by the throughput form, which adds up in other tiles."""
     chosen, by_rows = FEW[route](size), size % 2 == 0
-    tensors, experts, x = run_layer(size, chosen, Float8Form(by_rows), seed=0)
+    tensors, experts, x = run_layer(size, chosen, LayerForm("bfloat16", by_rows), seed=0)
     weights = torch.stack([given[3].view(MOST, CHOICES) for given in tensors])
     for given, (y, dropped) in zip(tensors, run(x, chosen, weights, experts, by_rows, seed=size % 3), strict=True):
         assert torch.equal(y, given[-2]) and not dropped.any()

@@ -1,33 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""A layer of SwiGLU experts in float8: its program, and the grids that send tokens and sums as float8.
+"""Float8 experts: the grids that send tokens and sums as float8.
 
 Tokens are quantized on the rank that they come from, and so are the activations between both GEMMs: each 128 numbers
 of a row have a scale, a power of two (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3.2). A scale is sent
 with its numbers. Weighted sums go back as bfloat16, or as float8 with scales of the same kind.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import tilescale.language as T
 from tilescale.ops.float8_wire import GROUP, quantize
-from tilescale.ops.grouped_float8 import scaled_gated_grid, scaled_grid
-from tilescale.ops.moe_tables import tables_grids, whole
 from tilescale.ops.persistent import turns_of_first
-from tilescale.ops.row_exchange import (
-    CHUNKS,
-    RESIDENT,
-    SENDERS,
-    SUMMING_SENDERS,
-    THREADS,
-    UNIT_BYTES,
-    sum_grid,
-    tiles_in,
-)
+from tilescale.ops.row_exchange import CHUNKS, RESIDENT, SENDERS, SUMMING_SENDERS, THREADS, tiles_in
 from tilescale.program.wire import WIRE, last_of
-
-DTYPE = "bfloat16"
-"""Type of tokens and results."""
 
 HIGH = 64
 """Groups that a block moves at once: its threads keep them as float32 and as float8."""
@@ -204,84 +187,3 @@ def sum_float8_grid(Y, W, received, places, inbox, in_scales, before, Out):
                 for i, j in T.Parallel(HIGH, GROUP):
                     if first + i < most * each:
                         Out[(first + i) // each, (first + i) % each * GROUP + j] = total[i, j]
-
-
-@dataclass(frozen=True)
-class Float8Form:
-    """Form of a program of float8 experts.
-
-    Attributes:
-        by_rows: whether each row of the weights has a scale, else each square of 128 x 128.
-        narrow_sums: whether sums travel as float8.
-        keeps: whether quantized tokens and the products of the first GEMM are kept as bfloat16, for a backward.
-        quantized: whether tokens are float8 with scales of groups.
-    """
-
-    by_rows: bool = False
-    narrow_sums: bool = False
-    keeps: bool = False
-    quantized: bool = False
-
-    def scales(self, local: int, rows: int, columns: int) -> tuple[int, ...]:
-        """The shape of the scales of the weights of `local` experts."""
-        return (local, rows) if self.by_rows else (local, rows // GROUP, columns // GROUP)
-
-
-def layer_float8_program(
-    size: int, local: int, choices: int, features: int, inner: int, kind: str, form: Float8Form
-) -> Any:
-    """The forward of a layer with float8 experts: `expert_programs.layer_program` with scales."""
-    numbers, chunks, most, groups = (T.dynamic(name) for name in ("numbers", "chunks", "most", "groups"))
-    room, tiles = T.dynamic("room"), T.dynamic("tiles")
-    of_sums = (size, groups) if form.narrow_sums else (1, 1)
-
-    @T.prim_func
-    def moe_layer_float8(
-        X: T.Tensor((most, features), WIRE if form.quantized else DTYPE),
-        of_X: T.Tensor((groups,) if form.quantized else (1,), "float32"),
-        chosen: T.Tensor((numbers,), kind),
-        shares: T.Tensor((numbers,), "float32"),
-        gate_up: T.Tensor((local, 2 * inner, features), WIRE),
-        of_gate_up: T.Tensor(form.scales(local, 2 * inner, features), "float32"),
-        down: T.Tensor((local, features, inner), WIRE),
-        of_down: T.Tensor(form.scales(local, features, inner), "float32"),
-        in_chosen: T.Tensor((size, chunks, whole(choices)), "int32"),
-        in_shares: T.Tensor((size, chunks, whole(choices)), "float32"),
-        in_rows: T.Tensor((size, groups, GROUP), WIRE),
-        in_scales: T.Tensor((size, groups), "float32"),
-        in_sums: T.Tensor(
-            (size, groups, GROUP) if form.narrow_sums else (size, most, features), WIRE if form.narrow_sums else DTYPE
-        ),
-        in_sum_scales: T.Tensor(of_sums, "float32"),
-        counted: T.Tensor((size * chunks, local + 2), "int32"),
-        W: T.Tensor((room,), "float32"),
-        counts: T.Tensor((local,), "int32"),
-        dropped: T.Tensor((local,), "int32"),
-        owners: T.Tensor((tiles,), "int32"),
-        order: T.Tensor((size, most), "int32"),
-        sent: T.Tensor((size,), "int32"),
-        received: T.Tensor((size,), "int32"),
-        places: T.Tensor((size, most, choices), "int32"),
-        before: T.Tensor((most + 1, size), "int32"),
-        used: T.Tensor((1,), "int32"),
-        rows: T.Tensor((room, features), WIRE),
-        of_rows: T.Tensor((features // GROUP, room), "float32"),
-        wide: T.Tensor((room, features) if form.keeps else (1, 1), DTYPE),
-        hidden: T.Tensor((room, 2 * inner) if form.keeps else (1, 1), DTYPE),
-        active: T.Tensor((room, inner), WIRE),
-        of_active: T.Tensor((inner // GROUP, room), "float32"),
-        made: T.Tensor((room, features), DTYPE),
-        Y: T.Tensor((most, features), DTYPE),
-        sharers: T.int32,
-    ):
-        tables = W, counts, dropped, owners, order, sent, received, places, before, used
-        tables_grids(chosen, shares, in_chosen, in_shares, counted, tables, True)
-        scatter_float8_grid(X, of_X, order, sent, in_rows, in_scales, received, places, rows, of_rows, wide, form.keeps)
-        scaled_gated_grid(rows, of_rows, gate_up, of_gate_up, owners, hidden, active, of_active, size, form.keeps)
-        scaled_grid(active, of_active, down, of_down, owners, made, size)
-        if form.narrow_sums:
-            sum_float8_grid(made, W, received, places, in_sums, in_sum_scales, before, Y)
-        else:
-            sum_grid(made, W, received, places, in_sums, before, Y, sharers, UNIT_BYTES // 2, True)
-
-    return moe_layer_float8

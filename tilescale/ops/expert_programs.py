@@ -6,15 +6,20 @@ gate, then those that the gate multiplies.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import tilescale.language as T
 from tilescale.ops import grouped_gemm
+from tilescale.ops.expert_float8 import scatter_float8_grid, sum_float8_grid
+from tilescale.ops.float8_wire import GROUP
+from tilescale.ops.grouped_float8 import scaled_gated_grid, scaled_grid
 from tilescale.ops.grouped_gemm import STAGES
 from tilescale.ops.moe_tables import ALIGN, returns_grid, tables_grids, whole
 from tilescale.ops.persistent import turns_of
 from tilescale.ops.products import DEPTH, sigmoid, swiglu
 from tilescale.ops.row_exchange import UNIT_BYTES, scatter_grid, sum_grid
+from tilescale.program.wire import WIRE
 
 COLUMNS, LEAST_COLUMNS = 128, 16
 """Columns of a block's tile, at most and at least; they divide those of the experts. Eight columns have no layout of a
@@ -101,41 +106,81 @@ def gated_gradient_grid(D, B, owners, W, H, DH, C, DW, size):
             T.copy(out, C[tile * ALIGN, column * wide])
 
 
+@dataclass(frozen=True)
+class LayerForm:
+    """Form of a layer of experts.
+
+    Attributes:
+        dtype: of results, of tokens that are not `quantized`, and of experts without scales.
+        by_rows: whether each row of float8 weights has a scale, else each square of 128 x 128; None for experts of
+            `dtype`.
+        keeps: whether the rows of `dtype` and the products of the first GEMM are kept, for a backward.
+        quantized: whether tokens are float8 with scales of groups.
+        narrow_sums: whether sums travel as float8.
+        narrow: whether GEMMs of `dtype` have narrow tiles, for few rows of each expert: their time is that of loading
+            weights, which takes many blocks.
+    """
+
+    dtype: str
+    by_rows: bool | None = None
+    keeps: bool = False
+    quantized: bool = False
+    narrow_sums: bool = False
+    narrow: bool = False
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether experts are float8."""
+        return self.by_rows is not None
+
+    @property
+    def weights(self) -> str:
+        """Type of weights, and of the rows that are multiplied by them."""
+        return WIRE if self.is_float8 else self.dtype
+
+    def scales(self, local: int, rows: int, columns: int) -> tuple[int, ...]:
+        """The shape of the scales of the weights of `local` experts."""
+        if self.by_rows:
+            return local, rows
+        return (local, rows // GROUP, columns // GROUP) if self.is_float8 else (1, 1, 1)
+
+    def shape(self, *shape: Any) -> tuple[Any, ...]:
+        """The shape of scales of rows."""
+        return shape if self.is_float8 else (1, 1)
+
+
 def layer_program(
-    size: int,
-    local: int,
-    choices: int,
-    features: int,
-    inner: int,
-    dtype: str,
-    kind: str,
-    narrow: bool,
-    keeps: bool,
-    blocks: int,
+    size: int, local: int, choices: int, features: int, inner: int, kind: str, form: LayerForm, blocks: int
 ) -> Any:
     """The forward of a layer: tables, tokens to their experts, both GEMMs, and the weighted sums back.
 
-    Arguments as those of its grids. `kind`: the type of choices. GEMMs have `narrow` tiles for few rows of each expert:
-    their time is that of loading weights, which takes many blocks. `blocks`: of the persistent grids of the GEMMs.
+    Arguments as those of its grids. `kind`: the type of choices. `blocks`: of the persistent grids of GEMMs without
+    scales.
     """
     numbers, chunks, most = T.dynamic("numbers"), T.dynamic("chunks"), T.dynamic("most")
-    room, tiles = T.dynamic("room"), T.dynamic("tiles")
-    unit = UNIT_BYTES // 2
-    gated, wide = columns_of(inner), grouped_gemm.columns_of(features)
-    if narrow:
-        gated, wide = min(gated, COLUMNS // 2), COLUMNS
+    room, tiles, groups = T.dynamic("room"), T.dynamic("tiles"), T.dynamic("groups")
+    dtype, unit = form.dtype, UNIT_BYTES // 2
+    gated, columns = columns_of(inner), grouped_gemm.columns_of(features)
+    if form.narrow:
+        gated, columns = min(gated, COLUMNS // 2), COLUMNS
+    whole_rows, in_groups = (size, most, features), (size, groups, GROUP)
 
     @T.prim_func
     def moe_layer(
-        X: T.Tensor((most, features), dtype),
+        X: T.Tensor((most, features), WIRE if form.quantized else dtype),
+        of_X: T.Tensor((groups,) if form.quantized else (1,), "float32"),
         chosen: T.Tensor((numbers,), kind),
         shares: T.Tensor((numbers,), "float32"),
-        gate_up: T.Tensor((local, 2 * inner, features), dtype),
-        down: T.Tensor((local, features, inner), dtype),
+        gate_up: T.Tensor((local, 2 * inner, features), form.weights),
+        of_gate_up: T.Tensor(form.scales(local, 2 * inner, features), "float32"),
+        down: T.Tensor((local, features, inner), form.weights),
+        of_down: T.Tensor(form.scales(local, features, inner), "float32"),
         in_chosen: T.Tensor((size, chunks, whole(choices)), "int32"),
         in_shares: T.Tensor((size, chunks, whole(choices)), "float32"),
-        in_rows: T.Tensor((size, most, features), dtype),
-        in_sums: T.Tensor((size, most, features), dtype),
+        in_rows: T.Tensor(in_groups if form.is_float8 else whole_rows, form.weights),
+        in_scales: T.Tensor(form.shape(size, groups), "float32"),
+        in_sums: T.Tensor(in_groups if form.narrow_sums else whole_rows, WIRE if form.narrow_sums else dtype),
+        in_sum_scales: T.Tensor((size, groups) if form.narrow_sums else (1, 1), "float32"),
         counted: T.Tensor((size * chunks, local + 2), "int32"),
         W: T.Tensor((room,), "float32"),
         counts: T.Tensor((local,), "int32"),
@@ -147,19 +192,32 @@ def layer_program(
         places: T.Tensor((size, most, choices), "int32"),
         before: T.Tensor((most + 1, size), "int32"),
         used: T.Tensor((1,), "int32"),
-        rows: T.Tensor((room, features), dtype),
-        hidden: T.Tensor((room, 2 * inner) if keeps else (1, 1), dtype),
-        active: T.Tensor((room, inner), dtype),
+        wide: T.Tensor((room, features) if form.keeps or not form.is_float8 else (1, 1), dtype),
+        hidden: T.Tensor((room, 2 * inner) if form.keeps else (1, 1), dtype),
+        rows: T.Tensor(form.shape(room, features), form.weights),
+        of_rows: T.Tensor(form.shape(features // GROUP, room), "float32"),
+        active: T.Tensor((room, inner), form.weights),
+        of_active: T.Tensor(form.shape(inner // GROUP, room), "float32"),
         made: T.Tensor((room, features), dtype),
         Y: T.Tensor((most, features), dtype),
-        groups: T.int32,
+        sharers: T.int32,
     ):
         tables = W, counts, dropped, owners, order, sent, received, places, before, used
         tables_grids(chosen, shares, in_chosen, in_shares, counted, tables, True)
-        scatter_grid(X, order, sent, in_rows, received, places, rows, unit)
-        gated_grid(rows, gate_up, owners, used, hidden, active, size, gated, keeps, blocks)
-        grouped_gemm.product_grid(active, down, owners, used, made, size, wide, True, blocks)
-        sum_grid(made, W, received, places, in_sums, before, Y, groups, unit, True)
+        if form.is_float8:
+            scatter_float8_grid(
+                *(X, of_X, order, sent, in_rows, in_scales, received, places, rows, of_rows, wide, form.keeps)
+            )
+            scaled_gated_grid(rows, of_rows, gate_up, of_gate_up, owners, hidden, active, of_active, size, form.keeps)
+            scaled_grid(active, of_active, down, of_down, owners, made, size)
+        else:
+            scatter_grid(X, order, sent, in_rows, received, places, wide, unit)
+            gated_grid(wide, gate_up, owners, used, hidden, active, size, gated, form.keeps, blocks)
+            grouped_gemm.product_grid(active, down, owners, used, made, size, columns, True, blocks)
+        if form.narrow_sums:
+            sum_float8_grid(made, W, received, places, in_sums, in_sum_scales, before, Y)
+        else:
+            sum_grid(made, W, received, places, in_sums, before, Y, sharers, unit, True)
 
     return moe_layer
 

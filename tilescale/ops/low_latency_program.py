@@ -12,6 +12,7 @@ from typing import Any
 
 import tilescale.language as T
 from tilescale.ops.expert_float8 import sum_groups
+from tilescale.ops.expert_programs import LayerForm
 from tilescale.ops.few_rows_gemm import ROWS, few_gated_grid, few_grid
 from tilescale.ops.float8_wire import GROUP, quantize
 from tilescale.ops.moe_tables import ALIGN
@@ -244,63 +245,35 @@ def combine_grid(Y, in_shares, places, inbox, Out):
 
 
 def low_latency_program(
-    size: int,
-    local: int,
-    choices: int,
-    features: int,
-    inner: int,
-    dtype: str,
-    kind: str,
-    by_rows: bool | None,
-    blocks: int,
-    quantized: bool = False,
+    size: int, local: int, choices: int, features: int, inner: int, kind: str, form: LayerForm, blocks: int
 ) -> Any:
-    """The forward of a layer for few tokens.
-
-    Args:
-        dtype: of tokens and results.
-        kind: of choices.
-        by_rows: whether each row of float8 weights has a scale, else each square of 128 x 128; None for experts of
-            `dtype`.
-        blocks: of the persistent grids of the GEMMs.
-        quantized: whether tokens are float8 with scales of groups.
-    """
+    """The forward of a layer for few tokens. `kind`: the type of choices. `blocks`: of the persistent grids."""
     numbers, sent, most, groups = (T.dynamic(name) for name in ("numbers", "sent", "most", "groups"))
     room, tiles = T.dynamic("room"), T.dynamic("tiles")
-    is_float8 = by_rows is not None
-    given = WIRE if is_float8 else dtype
-
-    def scales(rows: int, columns: int) -> tuple[int, ...]:
-        if by_rows:
-            return (local, rows)
-        return (local, rows // GROUP, columns // GROUP) if is_float8 else (1, 1, 1)
-
-    def of(columns: int) -> tuple[Any, ...]:
-        """The shape of the scales of rows."""
-        return (columns // GROUP, room) if is_float8 else (1, 1)
+    dtype, given = form.dtype, form.weights
 
     @T.prim_func
     def moe_layer_low_latency(
-        X: T.Tensor((groups, GROUP), WIRE if quantized else dtype),
-        of_X: T.Tensor((groups,) if quantized else (1,), "float32"),
+        X: T.Tensor((groups, GROUP), WIRE if form.quantized else dtype),
+        of_X: T.Tensor((groups,) if form.quantized else (1,), "float32"),
         chosen: T.Tensor((numbers,), kind),
         shares: T.Tensor((numbers,), "float32"),
         gate_up: T.Tensor((local, 2 * inner, features), given),
-        of_gate_up: T.Tensor(scales(2 * inner, features), "float32"),
+        of_gate_up: T.Tensor(form.scales(local, 2 * inner, features), "float32"),
         down: T.Tensor((local, features, inner), given),
-        of_down: T.Tensor(scales(features, inner), "float32"),
+        of_down: T.Tensor(form.scales(local, features, inner), "float32"),
         in_chosen: T.Tensor((size, sent), "int32"),
         in_shares: T.Tensor((size, sent), "float32"),
         in_rows: T.Tensor((size, groups, GROUP), given),
-        in_scales: T.Tensor((size, groups) if is_float8 else (1, 1), "float32"),
+        in_scales: T.Tensor(form.shape(size, groups), "float32"),
         in_sums: T.Tensor((size, groups, GROUP), dtype),
         dropped: T.Tensor((local,), "int32"),
         owners: T.Tensor((tiles,), "int32"),
         places: T.Tensor((size, most, choices), "int32"),
         rows: T.Tensor((room, features), given),
-        of_rows: T.Tensor(of(features), "float32"),
+        of_rows: T.Tensor(form.shape(features // GROUP, room), "float32"),
         active: T.Tensor((room, inner), given),
-        of_active: T.Tensor(of(inner), "float32"),
+        of_active: T.Tensor(form.shape(inner // GROUP, room), "float32"),
         made: T.Tensor((room, features), dtype),
         Y: T.Tensor((groups, GROUP), dtype),
     ):

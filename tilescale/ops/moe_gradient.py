@@ -41,7 +41,7 @@ def gradients(
     team, tokens, (experts, features, inner) = team_of(group), grad.shape[0], down.shape
     of_weights, counts, owners, order, sent, received, places, before, used = tables
     size, most, choices = places.shape
-    of_tokens = words_of(rows, size, most)
+    of_tokens = words_of(features, rows.dtype, size, most)
     given = arriving_choices(size, most, choices), of_tokens, of_tokens
     in_shares, *inboxes = workspace_of(team).symmetric(torch.int32, *given)
     shapes = rows.shape, hidden.shape, rows.shape, (len(rows), inner)
@@ -70,6 +70,6 @@ def _(grad: torch.Tensor, *given: Any) -> list[torch.Tensor]:
     return [grad.new_empty(grad.shape), of_choices, *of_experts]
 
 
-def words_of(x: torch.Tensor, size: int, most: int) -> tuple[int, int, int]:
-    """The shape of all ranks' rows like those of x, in words."""
-    return size, most, x.shape[1] * x.itemsize // WORD_BYTES
+def words_of(features: int, dtype: torch.dtype, size: int, most: int) -> tuple[int, int, int]:
+    """The shape of all ranks' rows, in words."""
+    return size, most, features * dtype.itemsize // WORD_BYTES

@@ -6,13 +6,13 @@ second GEMM, the weighted sums back to the ranks of the tokens. Backward makes t
 sizes are on the device.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import expert_programs
 from tilescale.ops.arguments import (
     MULTIPLE,
     NARROW,
@@ -23,24 +23,23 @@ from tilescale.ops.arguments import (
     check_tensor,
     dense,
 )
-from tilescale.ops.expert_programs import LEAST_COLUMNS
+from tilescale.ops.expert_programs import LEAST_COLUMNS, LayerForm, layer_program
 from tilescale.ops.float8 import Float8
 from tilescale.ops.float8_wire import GROUP
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import one_of
-from tilescale.ops.layout import dtype_of, more_rows, new_tensors
+from tilescale.ops.layout import dtype_name, dtype_of, more_rows, new_tensors
 from tilescale.ops.moe_choice import Router
 from tilescale.ops.moe_float8 import (
     Scale,
     check_recipe,
     dequantized,
-    float8_layer,
     quantized,
     scales_of_experts,
     scales_of_tokens,
 )
 from tilescale.ops.moe_gradient import SAVED, gradients, words_of
-from tilescale.ops.moe_low_latency import layer_of_few
+from tilescale.ops.moe_low_latency import layer_of_few, scales_of_groups, scales_or_dummy
 from tilescale.ops.moe_route import check_choices, room_for
 from tilescale.ops.moe_tables import (
     ALIGN,
@@ -259,49 +258,67 @@ def _layer(
     quantized if it `rounds` them."""
     if rounds:
         (gate_up, of_gate_up), (down, of_down) = quantized(gate_up), quantized(down)
-    team, experts = team_of(group), (gate_up, down)
-    scales = None if of_gate_up is None or of_down is None else (of_gate_up, of_down)
+    team, experts, scales = team_of(group), (gate_up, down), (of_gate_up, of_down, of_x)
     if not (keeps or narrow_sums):
-        few = layer_of_few(x, (chosen, weights), experts, scales, of_x, most, room, team)
+        few = layer_of_few(x, (chosen, weights), experts, scales, most, room, team)
         if few is not None:
             return few
     choice = padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)
-    extents = most, room, chosen.shape[1]
-    if scales is None:
-        made = _plain_layer(x, choice, experts, extents, keeps, team)
-    else:
-        made = float8_layer(x, choice, experts, scales, of_x, extents, narrow_sums, keeps, team)
+    made = _by_tables(x, choice, experts, scales, (most, room, chosen.shape[1]), narrow_sums, keeps, team)
     result, rows, hidden, of_rows, counts, dropped, *tables = made
     return [result[: len(x)], dropped, *([rows, hidden, of_rows, counts, *tables] if keeps else [])]
 
 
-def _plain_layer(
-    x: torch.Tensor, choice: Pair, experts: Pair, extents: tuple[int, int, int], keeps: bool, team: Team
+def _by_tables(
+    x: torch.Tensor,
+    choice: Pair,
+    experts: Pair,
+    scales: tuple[Scale, Scale, Scale],
+    extents: tuple[int, int, int],
+    narrow_sums: bool,
+    keeps: bool,
+    team: Team,
 ) -> list[torch.Tensor]:
     """The sums of `most` tokens; the rows of the experts, the products of their first GEMM if it `keeps` them, and the
-    tables. `extents`: `most`, `room`, and choices of a token."""
+    tables. `scales`: of both weights and of x. `extents`: `most`, `room`, and choices of a token."""
     (numbers, shares), (gate_up, down), (most, room, choices) = choice, experts, extents
-    (local, features, inner), of_tokens = down.shape, words_of(x, team.size, most)
-    of_choices = arriving_choices(team.size, most, choices)
-    given = of_choices, of_choices, of_tokens, of_tokens
-    in_chosen, in_shares, *inboxes = workspace_of(team).symmetric(torch.int32, *given)
-    result, of_rows = x.new_empty(most, features), ((room, features), x.dtype)
-    *tables, rows, hidden, counted, active, made = new_tensors(
+    of_gate_up, of_down, of_x = scales
+    (local, features, inner), size, is_float8 = down.shape, team.size, of_down is not None
+    dtype = torch.bfloat16 if is_float8 else x.dtype
+    by_rows = None if of_down is None else of_down.ndim == 2
+    form = LayerForm(dtype_name(dtype), by_rows, keeps, of_x is not None, narrow_sums)
+    of_choices, sent = arriving_choices(size, most, choices), (down.dtype, NARROW[0] if narrow_sums else dtype)
+    of_groups = [(size, most * features // GROUP) if kind in NARROW else (1, 1) for kind in sent]
+    in_chosen, in_shares, *inboxes, in_scales, in_sum_scales = workspace_of(team).symmetric(
+        torch.int32, of_choices, of_choices, *(words_of(features, kind, size, most) for kind in sent), *of_groups
+    )
+    in_rows, in_sums = (
+        words.view(kind).view(size, -1, GROUP if kind in NARROW else features)
+        for words, kind in zip(inboxes, sent, strict=True)
+    )
+    of_rows, of_hidden, none = (room, features), (room, 2 * inner), (1, 1)
+    *tables, wide, hidden, rows, scales_of_rows, active, scales_of_active, made, counted = new_tensors(
         x,
-        *forms_of_tables(team.size, local, most, room, choices),
-        *(of_rows, ((room, 2 * inner) if keeps else (1, 1), x.dtype)),
-        *(form_of_counts(team.size, local, most, choices), ((room, inner), x.dtype), of_rows),
+        *forms_of_tables(size, local, most, room, choices),
+        *((of_rows if keeps or not is_float8 else none, dtype), (of_hidden if keeps else none, dtype)),
+        *((form.shape(*of_rows), down.dtype), (form.shape(features // GROUP, room), torch.float32)),
+        *(((room, inner), down.dtype), (form.shape(inner // GROUP, room), torch.float32)),
+        *((of_rows, dtype), form_of_counts(size, local, most, choices)),
         apart=range(SAVED) if keeps else (DROPPED,),
     )
-    is_narrow = most * choices <= local * NARROW_ROWS
-    shape = local, choices, features, inner, dtype_of(x), dtype_of(numbers)
-    kernel_of = lambda narrow: (expert_programs.layer_program, team, *shape, narrow, keeps, at_once())  # noqa: E731
-    one_of(kernel_of, is_narrow, (False, True))(
-        *(more_rows(dense(x), most), numbers, shares, dense(gate_up), dense(down)),
-        *(in_chosen, in_shares.view(torch.float32), *(words.view(x.dtype) for words in inboxes), counted, *tables),
-        *(rows, hidden, active, made, result, sharers(features, UNIT_BYTES // x.itemsize, most)),
+    result = x.new_empty(most, features, dtype=dtype)
+    shape = local, choices, features, inner, dtype_of(numbers)
+    choice_of = lambda narrow: (layer_program, team, *shape, replace(form, narrow=narrow), at_once())  # noqa: E731
+    is_narrow = not is_float8 and most * choices <= local * NARROW_ROWS
+    one_of(choice_of, is_narrow, (False,) if is_float8 else (False, True))(
+        *(more_rows(dense(x), most), scales_of_groups(x, of_x, most), numbers, shares),
+        *(dense(gate_up), scales_or_dummy(of_gate_up, x), dense(down), scales_or_dummy(of_down, x)),
+        *(in_chosen, in_shares.view(torch.float32), in_rows, in_scales.view(torch.float32)),
+        *(in_sums, in_sum_scales.view(torch.float32), counted, *tables),
+        *(wide, hidden, rows, scales_of_rows, active, scales_of_active, made, result),
+        sharers(features, UNIT_BYTES // dtype.itemsize, most),
     )
-    return [result, rows, hidden, *tables]
+    return [result, wide, hidden, *tables]
 
 
 @_layer.register_fake

@@ -17,11 +17,13 @@ from tilescale.cost.calibrated import in_force
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import dense
+from tilescale.ops.expert_programs import LayerForm
 from tilescale.ops.few_rows_gemm import ROWS
 from tilescale.ops.float8_wire import GROUP
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_name, dtype_of, more_rows, new_tensors
 from tilescale.ops.low_latency_program import COUNTED, HIGH, RESIDENT, low_latency_program, padded
+from tilescale.ops.moe_float8 import Scale
 from tilescale.ops.moe_tables import ALIGN, padded_choices
 from tilescale.ops.products import at_once
 from tilescale.ops.whole_tensors import is_split
@@ -80,8 +82,7 @@ def layer_of_few(
     x: torch.Tensor,
     choice: tuple[torch.Tensor, torch.Tensor],
     experts: tuple[torch.Tensor, torch.Tensor],
-    scales: tuple[torch.Tensor, torch.Tensor] | None,
-    of_x: torch.Tensor | None,
+    scales: tuple[Scale, Scale, Scale],
     most: int,
     room: int,
     team: Team,
@@ -90,50 +91,50 @@ def layer_of_few(
 
     Args:
         choice: numbers of experts, and their weights.
-        experts: gate_up and down; float8 with `scales`.
-        of_x: the scales of groups of x, if that is float8.
+        experts: gate_up and down.
+        scales: of gate_up and down, if they are float8; and of groups of x, if that is.
     """
-    (chosen, weights), (gate_up, down), size = choice, experts, team.size
-    (local, features, inner), choices = down.shape, chosen.shape[1]
-    dtype = torch.bfloat16 if scales else x.dtype
+    (chosen, weights), (gate_up, down), (of_gate_up, of_down, of_x) = choice, experts, scales
+    (local, features, inner), choices, size = down.shape, chosen.shape[1], team.size
+    dtype, by_rows = (x.dtype, None) if of_down is None else (torch.bfloat16, of_down.ndim == 2)
     bytes_of = features * down.itemsize, features * dtype.itemsize, 3 * features * inner * down.itemsize
     is_few = most * choices <= local * ROWS and _takes_few(current_machine(), size, most, choices, local, *bytes_of)
     if features % GROUP or not (is_few or ahead.is_dry()):
         return None
-    by_rows = None if scales is None else scales[1].ndim == 2
-    shape = local, choices, features, inner, dtype_name(dtype), dtype_of(chosen), by_rows, at_once()
-    made = kernel(low_latency_program, team, *shape, of_x is not None)
+    form = LayerForm(dtype_name(dtype), by_rows, quantized=of_x is not None)
+    made = kernel(low_latency_program, team, local, choices, features, inner, dtype_of(chosen), form, at_once())
     if ahead.is_dry():
         ahead.also_needed(made)
         return None
     groups, sent, words = most * features // GROUP, padded(most * choices), GROUP // WORD_BYTES
-    of_groups, of_rows, of_active = (
-        shape if scales else (1, 1) for shape in ((size, groups), (features // GROUP, room), (inner // GROUP, room))
-    )
     in_chosen, in_shares, in_rows, in_scales, in_sums = workspace_of(team).symmetric(
         torch.int32,
-        *((size, sent), (size, sent), (size, groups, words * down.itemsize), of_groups),
+        *((size, sent), (size, sent), (size, groups, words * down.itemsize), form.shape(size, groups)),
         (size, groups, words * dtype.itemsize),
     )
     dropped, owners, places, *memory = new_tensors(
         x,
         *(((local,), torch.int32), ((room // ROWS,), torch.int32), ((size, most, choices), torch.int32)),
-        *(((room, features), down.dtype), (of_rows, torch.float32)),
-        *(((room, inner), down.dtype), (of_active, torch.float32), ((room, features), dtype)),
+        *(((room, features), down.dtype), (form.shape(features // GROUP, room), torch.float32)),
+        *(((room, inner), down.dtype), (form.shape(inner // GROUP, room), torch.float32), ((room, features), dtype)),
         apart=(0,),
     )
-    of_gate_up, of_down = scales or [weights.new_empty(1, 1, 1, dtype=torch.float32)] * 2
     result = x.new_empty(most, features, dtype=dtype)
     made(
         *(more_rows(dense(x), most).view(groups, GROUP), scales_of_groups(x, of_x, most)),
         *(padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)),
-        *(dense(gate_up), dense(of_gate_up), dense(down), dense(of_down)),
+        *(dense(gate_up), scales_or_dummy(of_gate_up, x), dense(down), scales_or_dummy(of_down, x)),
         *(in_chosen, in_shares.view(torch.float32), in_rows.view(down.dtype), in_scales.view(torch.float32)),
         *(in_sums.view(dtype), dropped, owners, places, *memory, result.view(groups, GROUP)),
     )
     return [result[: len(x)], dropped]
 
 
-def scales_of_groups(x: torch.Tensor, of_x: torch.Tensor | None, most: int) -> torch.Tensor:
+def scales_of_groups(x: torch.Tensor, of_x: Scale, most: int) -> torch.Tensor:
     """The scales of all groups of `most` tokens, one after the other; one number for tokens without scales."""
     return x.new_empty(1, dtype=torch.float32) if of_x is None else more_rows(dense(of_x), most).view(-1)
+
+
+def scales_or_dummy(scales: Scale, x: torch.Tensor) -> torch.Tensor:
+    """The scales of weights; one number on the device of x for weights without scales."""
+    return x.new_empty(1, 1, 1, dtype=torch.float32) if scales is None else dense(scales)
