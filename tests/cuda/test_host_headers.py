@@ -75,6 +75,7 @@ def test_long_texts_take_no_longer_in_proportion():
         assert without_host_headers(KERNEL + "// a comment\n" * 50_000).count(FIRST) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 def test_the_instructions_are_the_same(tmp_path: Path):
     text, root = KERNEL.replace(SCANS, ""), Path(tilelang.__file__).parent

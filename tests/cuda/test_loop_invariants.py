@@ -85,8 +85,13 @@ def test_what_memory_holds_is_read_again():
     assert with_hoisted_invariants(func).same_as(func)
 
 
-@pytest.mark.parametrize("made", [lambda: ag_gemm_programs.program(2, OF, blocks=8),
-                                  lambda: import_module("tilescale.ops.gemm_rs").program(2, OF, 8)])  # fmt: skip
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: ag_gemm_programs.program(2, OF, blocks=8),
+        pytest.param(lambda: import_module("tilescale.ops.gemm_rs").program(2, OF, 8), marks=pytest.mark.nightly),
+    ],
+)
 def test_a_producer_computes_the_coordinates_of_a_tile_once(made: Any):
     loads = re.findall(r"tma_load\([AGB]_desc.*", source(made()))
     assert len(loads) >= 2

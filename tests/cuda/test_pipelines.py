@@ -182,6 +182,7 @@ def test_attention_synchronizes_twice_less_than_it_exchanges():
     assert iteration(text).count("__sync_thread_partial(15, 256)") == 4
 
 
+@pytest.mark.nightly
 def test_tiles_of_one_stage_are_handed_over_in_parts():
     """Each warpgroup scores its part; the first is given back while the second one's values are still added up."""
     text = first_kernel(attention())

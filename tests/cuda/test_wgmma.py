@@ -54,6 +54,7 @@ def test_texts_of_programs_include_no_header():
     assert "tilescale::wgmma_ss" in text and HEADER not in text
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 def test_the_binary_is_the_same(tmp_path: Path):
     text, root = KERNEL.format(calls=BFLOAT16 + FLOAT8), Path(tilelang.__file__).parent

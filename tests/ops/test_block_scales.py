@@ -157,6 +157,7 @@ def rounded(x: torch.Tensor, high: int, kind: torch.dtype = F8) -> torch.Tensor:
     return ((blocks / scale).to(kind).double() * scale).flatten(2).flatten(0, 1)[:rows, :columns]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_the_sums_of_a_step_are_in_registers():
     of = GemmSpec(2048, 7168, "float8_e4m3fn", block_tiling(4096), True, False, blocks=True)

@@ -214,6 +214,7 @@ def test_gradients_through_float8_weights(by_rows: bool):
         near(name, got, one, GRADIENTS)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_both_sums_of_a_tile_are_in_registers():
     """And that of 128 products as well."""

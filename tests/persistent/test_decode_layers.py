@@ -169,7 +169,7 @@ def test_layers_are_the_reference(sizes: LayerSizes, fused: bool, small: Machine
     "form",
     [
         {},
-        {"page": 16, "pages": 20},
+        pytest.param({"page": 16, "pages": 20}, marks=pytest.mark.nightly),
         {"experts": 8, "choices": 2},
         pytest.param({"weights": FLOAT8, "squares": False}, marks=pytest.mark.nightly),
     ],
@@ -231,14 +231,9 @@ def compare(
             assert error.abs().max() < 0.1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    "form",
-    [
-        {},
-        pytest.param({"page": 16, "pages": 1024}, marks=pytest.mark.nightly),
-        pytest.param({"weights": FLOAT8}, marks=pytest.mark.nightly),
-    ],
-    ids=["plain", "pages", "float8"],
+    "form", [{}, {"page": 16, "pages": 1024}, {"weights": FLOAT8}], ids=["plain", "pages", "float8"]
 )
 def test_sixteen_sequences_compile(form: dict[str, Any]):
     """Their tasks of attention have several tiles of keys; the ring of weights takes what shared memory those leave."""
