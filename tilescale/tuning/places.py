@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from tilescale.runtime.compile import compile as compile_program
 from tilescale.runtime.kernel import Kernel
 from tilescale.runtime.outputs import KernelOutputs, output_positions, place_arguments
 from tilescale.settings import settings
+from tilescale.timing.no_gc import no_cyclic_collection
 from tilescale.tuning.checks import ResultCheck
 from tilescale.tuning.inputs import InputFill, tensors_for
 from tilescale.tuning.race import Runner, Timer
@@ -159,13 +161,13 @@ class GraphTimer(EagerTimer):
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             call()
-        torch.cuda.current_stream().wait_stream(side)
-        self.barrier()
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for _ in range(GRAPH_CALLS):
+        gc.collect()
+        with no_cyclic_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(GRAPH_CALLS):  # a graph that the collector destroyed meanwhile would end the capture
                 call()
-        self.barrier()
+        torch.cuda.synchronize()
 
         def group(calls: int, works_on: object = call) -> float:  # the graph holds addresses: their tensors must live
             return _between_events(graph.replay, calls) / GRAPH_CALLS
