@@ -22,6 +22,17 @@ def allreduce(shape):
 ALGORITHMS = (Algorithm(name="star", title="All to one, one to all.", schedules={"allreduce": allreduce}, forms=FORMS),)
 """
 
+MECHANISM = """
+from tilescale.backends.tilelang.lowering.copies.peer_memory import RemoteCopy
+from tilescale.backends.tilelang.lowering.registry import lowers
+from tilescale.program import ops
+
+
+@lowers(ops.COPY.name, impl="wide")
+def by_wide_stores(stage, call):
+    return RemoteCopy.of(stage, call).made("copy", disable_tma=1)
+"""
+
 MACHINE = """
 extends: h200-sxm-8
 title: H200 with another mechanism
@@ -38,17 +49,12 @@ from tilescale.collectives import algorithms
 
 algorithms.__path__.append("algorithms")
 
+from tilescale.backends.tilelang.lowering import copies
+
+copies.__path__.append("copies")
+
 import tilescale
 import tilescale.language as T
-from tilescale.backends.tilelang.lowering.copies.peer_memory import RemoteCopy
-from tilescale.backends.tilelang.lowering.registry import lowers
-from tilescale.program import ops
-
-
-@lowers(ops.COPY.name, impl="wide")
-def by_wide_stores(stage, call):
-    return RemoteCopy.of(stage, call).made("copy", disable_tma=1)
-
 
 @T.prim_func
 def program(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32")):
@@ -72,8 +78,9 @@ print(kernel.schedule)
 
 
 def test_an_algorithm_and_a_mechanism_are_a_file_each(tmp_path: Path):
-    (tmp_path / "algorithms").mkdir()
-    for name, text in (("algorithms/star.py", ALGORITHM), ("wide.yaml", MACHINE), ("program.py", PROGRAM)):
+    files = {"algorithms/star.py": ALGORITHM, "copies/wide.py": MECHANISM, "wide.yaml": MACHINE, "program.py": PROGRAM}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TILESCALE_MACHINE": "wide.yaml"}
     done = subprocess.run(

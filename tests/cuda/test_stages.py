@@ -12,7 +12,7 @@ from tests.cuda.support import program
 from tests.language import programs as reference
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda import support
-from tilescale.backends.tilelang.lowering import implemented, kernel, registry, stages
+from tilescale.backends.tilelang.lowering import copies, implemented, kernel, registry, stages
 from tilescale.backends.tilelang.lowering.clusters import stage as clusters
 from tilescale.backends.tilelang.lowering.groups import barriers
 from tilescale.backends.tilelang.lowering.groups import stage as groups
@@ -120,6 +120,7 @@ def test_collectives_on_tiles_are_lowered_as_they_are_chosen(name: str, kind: st
 
 def implementations(name: str, kind: str) -> set[str | None]:
     """The mechanisms or implementations that an operation has rules for; None is one for all of them."""
+    copies.register()
     return {impl for of, of_kind, impl in registry._RULES if (of, of_kind) == (name, kind)}
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from tilescale.backends.tilelang.lowering import copies
+
 Rule: TypeAlias = Callable[..., Any]
 
 _RULES: dict[tuple[str, str, str | None], Rule] = {}
@@ -37,6 +39,7 @@ def rule_for(name: str | None, kind: str, impl: str | None = None) -> Rule | Non
 
     Without a requested implementation: the rule for all implementations, or that for the only one.
     """
+    copies.register()
     rules = {known: rule for (of, of_kind, known), rule in _RULES.items() if (of, of_kind) == (name, kind)}
     if impl is None and None not in rules:
         return next(iter(rules.values())) if len(rules) == 1 else None

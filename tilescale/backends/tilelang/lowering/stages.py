@@ -21,7 +21,6 @@ from tilescale.backends.tilelang.lowering import (  # noqa: F401 - they register
 )
 from tilescale.backends.tilelang.lowering.call_barriers import CallBarriers, enclosed
 from tilescale.backends.tilelang.lowering.clusters import stage as clusters
-from tilescale.backends.tilelang.lowering.copies import nvshmem, peer_memory  # noqa: F401 - they register their rules
 from tilescale.backends.tilelang.lowering.copies.rows import with_loaded_extents
 from tilescale.backends.tilelang.lowering.devices import DeviceStage
 from tilescale.backends.tilelang.lowering.dynamic_trip_count import shortened

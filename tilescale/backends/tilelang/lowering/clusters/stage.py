@@ -16,7 +16,6 @@ from tilelang_core.tiles import Fill, Gemm, TileCopy, access_of, data_of
 from tilescale.backends.tilelang.lowering.clusters import collectives  # noqa: F401 - they register rules
 from tilescale.backends.tilelang.lowering.clusters.loads import pipelined
 from tilescale.backends.tilelang.lowering.clusters.unit import UNIT, ClusterUnit
-from tilescale.backends.tilelang.lowering.copies import dsmem  # noqa: F401 - likewise
 from tilescale.backends.tilelang.lowering.phase import Phase
 from tilescale.backends.tilelang.lowering.registry import lowers
 

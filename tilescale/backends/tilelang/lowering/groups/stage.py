@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.tilelang.lowering.copies import shared  # noqa: F401 - they register rules
-from tilescale.backends.tilelang.lowering.groups import collectives  # noqa: F401 - likewise
+from tilescale.backends.tilelang.lowering.groups import collectives  # noqa: F401 - they register rules
 from tilescale.backends.tilelang.lowering.groups.clones import UnitClone
 from tilescale.backends.tilelang.lowering.groups.distribution import accesses
 from tilescale.backends.tilelang.lowering.groups.pipelines import UnitPipelines
