@@ -30,7 +30,7 @@ def test_tiles_go_to_the_next_unit_or_come_from_it(
     monkeypatch.setattr(programs, "TILE", 256)
     x, y = ([make(3, 2, 128) for _ in range(units)] for make in (random, torch.zeros))
     y = [tensor.bfloat16() for tensor in y]
-    run(programs.TILE_COPIES[operation](H200, units, 3, 2, impl), x, y)
+    run(programs.tile_copies(H200, units, operation, 3, 2, impl), x, y)
     for unit in range(units):
         source = (unit - 1) % units if operation == "put" else (unit + 1) % units
         assert torch.equal(y[unit], x[source])

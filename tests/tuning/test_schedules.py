@@ -14,11 +14,11 @@ from tests.overlap.support import H200
 from tests.overlap.test_estimate import gather_then_multiply
 from tilescale.comm import Team
 from tilescale.errors import UsageError
-from tilescale.passes.overlap.candidates import candidates
 from tilescale.passes.overlap.schedule import Move, Schedule
 from tilescale.tuning import places, schedules, search
 from tilescale.tuning.database import Database
 from tilescale.tuning.programs import product
+from tilescale.tuning.schedules import candidates
 
 CHUNK = re.compile(r"chunk=(\d+)")
 

@@ -163,8 +163,8 @@ def _wires(place: TimeSource, network: Network, quick: bool) -> Iterator[Probe]:
             if mechanism.rate(operation) is None or (quick and count > 1):
                 continue
             nbytes, together = count * steps * programs.TILE, count if count == 1 else None
-            program, given = programs.TILE_COPIES[operation], (count, steps, mechanism.name)
-            yield _wire(place, mechanism, operation, nbytes, together, program, given)
+            given = operation, count, steps, mechanism.name
+            yield _wire(place, mechanism, operation, nbytes, together, programs.tile_copies, given)
 
 
 def _wire(

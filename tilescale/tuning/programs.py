@@ -45,42 +45,26 @@ def whole_copy(machine: Machine, units: int, nbytes: int, impl: str) -> Any:
     return copy
 
 
-def tile_put(machine: Machine, units: int, programs: int, steps: int, impl: str) -> Any:
-    """Programs of every unit put tiles into the next one's memory."""
+def tile_copies(machine: Machine, units: int, operation: str, programs: int, steps: int, impl: str) -> Any:
+    """Programs of every unit put tiles into the next one's memory, or get them from there."""
     level, program, n = machine.tensor_level.name, machine.program_level.name, TILE // 2
 
     @T.prim_func
-    def put(X: T.Tensor((programs, steps, n), "bfloat16"), Y: T.Tensor((programs, steps, n), "bfloat16")):
+    def copies(X: T.Tensor((programs, steps, n), "bfloat16"), Y: T.Tensor((programs, steps, n), "bfloat16")):
         with T.Kernel(**{level: units, program: programs}, threads=THREADS) as b:
             with T.Scale(program):
                 tile = T.alloc_shared((n,), "bfloat16")
                 for i in T.Pipelined(steps, num_stages=3):
-                    T.copy(X[b, i, 0], tile)
-                    with T.Scale(level) as (rank, size):
-                        T.copy(tile, Y[b, i, 0], dst=(rank + 1) % size, impl=impl)
+                    if operation == "put":
+                        T.copy(X[b, i, 0], tile)
+                        with T.Scale(level) as (rank, size):
+                            T.copy(tile, Y[b, i, 0], dst=(rank + 1) % size, impl=impl)
+                    else:
+                        with T.Scale(level) as (rank, size):
+                            T.copy(X[b, i, 0], tile, src=(rank + 1) % size, impl=impl)
+                        T.copy(tile, Y[b, i, 0])
 
-    return put
-
-
-def tile_get(machine: Machine, units: int, programs: int, steps: int, impl: str) -> Any:
-    """Programs of every unit get tiles from the next one's memory."""
-    level, program, n = machine.tensor_level.name, machine.program_level.name, TILE // 2
-
-    @T.prim_func
-    def get(X: T.Tensor((programs, steps, n), "bfloat16"), Y: T.Tensor((programs, steps, n), "bfloat16")):
-        with T.Kernel(**{level: units, program: programs}, threads=THREADS) as b:
-            with T.Scale(program):
-                tile = T.alloc_shared((n,), "bfloat16")
-                for i in T.Pipelined(steps, num_stages=3):
-                    with T.Scale(level) as (rank, size):
-                        T.copy(X[b, i, 0], tile, src=(rank + 1) % size, impl=impl)
-                    T.copy(tile, Y[b, i, 0])
-
-    return get
-
-
-TILE_COPIES = {"put": tile_put, "get": tile_get}
-"""Operation -> the program by which programs make it."""
+    return copies
 
 
 def flags(machine: Machine, units: int, rounds: int) -> Any:

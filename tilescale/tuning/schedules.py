@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from tilelang_core import ir
 from tilescale.errors import UsageError
 from tilescale.hda.units import format_time
-from tilescale.passes.overlap.candidates import candidates
-from tilescale.passes.overlap.schedule import Move, Schedule
+from tilescale.passes.overlap.estimate import by_estimate
+from tilescale.passes.overlap.schedule import GRID, QUEUE, Move, Schedule
 from tilescale.runtime.kernel import Kernel
 from tilescale.tuning.database import Database, DatabaseKey, Tuned
 from tilescale.tuning.inputs import InputFill
@@ -128,3 +129,38 @@ def _said(found: Tuned, configs: Sequence[Config]) -> str:
     compared = f", {format_time(other * 1e-6)} in order" if other is not None else ""
     how = "simulated" if found.simulated else "measured"
     return f"{how}: {format_time(found.us * 1e-6)}, the fastest of {len(times)} schedules{compared}"
+
+
+CHUNKS = 3
+"""Numbers of rows that are tried with each carrier."""
+
+
+def candidates(schedule: Schedule, most: int) -> list[tuple[Schedule, float]]:
+    """Schedules of the same program, each with the seconds that it is estimated to take, the least first.
+
+    Args:
+        schedule: the compiler's decision, with its estimates.
+        most: how many at most; the one that leaves all in order is among them.
+    """
+    every = [
+        (Schedule([move for move, _ in chosen]), sum(seconds for _, seconds in chosen))
+        for chosen in itertools.product(*(list(_options(move)) for move in schedule.moves))
+    ]
+    in_order = [each for each in every if not any(move.overlapped for move in each[0].moves)]
+    others = [each for each in every if each not in in_order]
+    best = sorted(others, key=lambda each: each[1])[: most - 1]
+    return sorted([*best, *in_order], key=lambda each: each[1])
+
+
+def _options(move: Move) -> Iterator[tuple[Move, float]]:
+    """Options for a collective, and the estimated seconds of each with its grids."""
+    yield replace(move, overlapped=False, carrier=None, adds=None, chunk=None), move.in_order_s or 0.0
+    for carrier in dict.fromkeys(carrier for carrier, _ in move.estimates):
+        times = {chunk: seconds for (by, chunk), seconds in move.estimates.items() if by == carrier}
+        chunks = by_estimate(times)[:CHUNKS]
+        best = replace(move, overlapped=True, carrier=carrier, chunk=chunks[0], adds=None, ordered=True)
+        others = [replace(best, chunk=chunk) for chunk in chunks[1:]]
+        if carrier == QUEUE:
+            others.append(replace(best, adds=GRID))
+        for each in (best, *others, replace(best, ordered=False)):
+            yield each, times[each.chunk or 0]
