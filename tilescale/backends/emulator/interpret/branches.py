@@ -140,7 +140,6 @@ class _Divergence:
         self._group.join()
 
     def _play(self, number: int, own: Frame) -> None:
-        """A side, in its coroutine."""
         side = self._sides[number]
         if self._ordered:
             self._pass_barrier(number)

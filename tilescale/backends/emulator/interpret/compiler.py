@@ -8,14 +8,15 @@ in tables: this package and `operations` register theirs in registry.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.barriers import MBarrier
 from tilescale.backends.emulator.execute.frame import Frame, uniform
+from tilescale.backends.emulator.execute.grid import Together
 from tilescale.backends.emulator.execute.memory import PrivateBuffer, meta_array, poison, poisoned
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.addresses import HostMemory
@@ -36,11 +37,10 @@ from tilescale.hda import Level, Machine
 from tilescale.passes.faults import emulation_faults_told
 from tilescale.passes.structure import location
 from tilescale.program.asynchronous import is_asynchronous, owns_a_queue
-from tilescale.program.model import Program
+from tilescale.program.model import Launch, Program
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.assumptions import Assumptions
-    from tilescale.backends.emulator.interpret.instrumentation import Instrumentation
     from tilescale.backends.emulator.interpret.lockstep import Lockstep
 
 _MOVES = {tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY, tl.FILL}
@@ -259,3 +259,34 @@ class Compiler(Symbols):
             return isinstance(node, ir.Evaluate) and ir.op_name(node.value) in TOGETHER
 
         return ir.contains(stmt, together)
+
+
+class Instrumentation(Protocol):
+    """Adds the recording of costs to closures as they are made."""
+
+    def statement(self, compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
+        """The closure of any statement."""
+
+    def operation(self, compiler: Compiler, call: ir.Call, closure: Closure | None) -> Closure | None:
+        """The closure of an operation, None where it has no effect of its own."""
+
+    def store(self, compiler: Compiler, stmt: ir.BufferStore, closure: Closure) -> Closure:
+        """The closure of a store outside of parallel loops."""
+
+    def loop(
+        self, compiler: Compiler, stmt: ir.For, body: Closure, over: Callable[[Closure], Closure]
+    ) -> Closure:
+        """The closure of a serial loop outside of parallel ones; `over` makes the closure that repeats a body."""
+
+    def nest(self, compiler: Compiler, body: ir.Stmt) -> Callable[[Frame, tuple[int, ...]], bool]:
+        """A function to call before the body of a nest of parallel loops runs over a space; its result says whether the
+        body must run."""
+
+    def representatives(self, compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Together | None:
+        """A runner of a grid phase where some programs represent others; None where all must run."""
+
+    def copy(self, compiler: Compiler, call: ir.Call) -> Closure:
+        """A function that records a copy executed by a copy queue."""
+
+    def chunk(self, compiler: Compiler, made: Any, source: Any, flag: Any) -> Callable[..., None]:
+        """The same for a chunk of a gather or an all-to-all."""
