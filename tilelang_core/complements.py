@@ -128,7 +128,6 @@ def _added(value: tirx.PrimExpr, analyzer: Analyzer, kept: Collection[tirx.Var] 
 
 
 def _complement(value: tirx.PrimExpr, analyzer: Analyzer) -> tirx.PrimExpr:
-    """The negative of a number."""
     bound = analyzer.const_int_bound(value)
     if bound.min_value < 0 or bound.max_value >= _MANY:
         return tirx.bitwise_xor(value, tirx.const(-1, value.dtype)) + 1

@@ -204,7 +204,6 @@ def _written(stmt: tirx.Stmt, everywhere: bool = False) -> set[str]:
 
 
 def _read(stmt: tirx.Stmt, everywhere: bool = False) -> set[str]:
-    """Names of those that it reads."""
     return _names(
         buffer for inner in ir.statements(stmt) for buffer, writes in _accessed(inner, everywhere) if not writes
     )

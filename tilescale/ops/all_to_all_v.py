@@ -139,7 +139,6 @@ def exchange_rows(a: torch.Tensor, sent: torch.Tensor, result: torch.Tensor, tea
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """(rows, width)."""
     return x if x.ndim == 2 else x.view(len(x), math.prod(x.shape[1:]))
 
 

@@ -209,5 +209,4 @@ def _tell_of_float32(dtype: torch.dtype) -> None:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """(..., K) as rows."""
     return x.reshape(-1, x.shape[-1])

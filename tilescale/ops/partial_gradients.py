@@ -127,7 +127,6 @@ def _lies_whole(placements: Any) -> bool:
 
 
 def _operator(node: Any) -> str | None:
-    """The name of the operator of a node."""
     return node.operator.name if node.name() == "_AutogradStepBackward" else None
 
 

@@ -136,7 +136,6 @@ def recv(like: torch.Tensor, source: int, *, group: Any = None) -> torch.Tensor:
 
 
 def _pair(argument: str, peer: int, group: Any) -> Team:
-    """This rank and another one of the group."""
     if is_compiling():
         raise UsageError(
             "ops.send and ops.recv are not compiled: a compiler drops a call without a result",

@@ -101,6 +101,5 @@ def summed(parameter: Any, grad: Any) -> Any:
 
 
 def _has_whole_tokens(x: Any) -> bool:
-    """Whether each rank has some tokens, with all of their features."""
     (lies,) = x.placements
     return bool(lies.is_shard()) and lies.dim % x.ndim != x.ndim - 1

@@ -266,7 +266,6 @@ class Recording(TorchDispatchMode):
         return Recorded(self._rounds(), self._later, _reader(results), *state)
 
     def _rounds(self) -> list[tuple[list[Allocate], ReplayRecord | _Computation | None]]:
-        """The steps, each with the allocations before it."""
         found: list[tuple[list[Allocate], ReplayRecord | _Computation | None]] = []
         allocations: list[Allocate] = []
         for step in self._made:

@@ -136,7 +136,6 @@ def _is_replaced(update: Update, news: Sequence[Update], holds: Callable[[Any], 
 
 
 def _common(updates: Sequence[Update]) -> Known:
-    """The intersection of what all updates publish."""
     common: Known = {}
     if all(update.releases for update in updates):
         for update in updates:

@@ -51,7 +51,6 @@ class Generators(abc.ABC):
         return self.words(which).astype(np.float32) * _STEP + _STEP / np.float32(2)
 
     def _fine(self, which: np.ndarray) -> np.ndarray:
-        """Numbers in (0, 1] of 53 bits."""
         low, high = (self.words(which).astype(np.uint64) for _ in range(2))
         return (low ^ (high << np.uint64(21))).astype(np.float64) * _FINE + _FINE / 2
 

@@ -260,7 +260,6 @@ def _is_of(load: TextNode, tensors: frozenset[str]) -> bool:
 
 
 def _is_held_back(kernel: KernelText, load: TextNode) -> bool:
-    """Whether the producer waits before a load."""
     before = [leaf for leaf in kernel.body.leaves() if leaf.line < load.line and _role(leaf) == _role(load)]
     return any(GATE.search(leaf.text) or RELEASED.match(leaf.text) for leaf in before)
 

@@ -45,7 +45,6 @@ def _tiles(call: ir.Call) -> Sequence[ir.Call]:
 
 
 def _operand(arg: Any, settled: Any) -> Any:
-    """An operand; for a flag its index."""
     if ir.op_name(arg) == tl.REGION:
         return tir.beginning(arg, [settled(begin) for begin in ir.region_parts(arg)[1]])
     return settled(arg)

@@ -158,7 +158,6 @@ class RoundsKernel:
 
 
 def _in_place(played: RoundsKernel, placed: PlacedCollective) -> BoundCollective:
-    """An all-reduce, or a broadcast."""
 
     def bind(given: Operands) -> list[StreamWork]:
         return dense.in_place(given, lambda x: played.between(x, x, given.root))

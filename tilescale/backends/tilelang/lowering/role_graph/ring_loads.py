@@ -117,7 +117,6 @@ def _full(wait: ir.Evaluate) -> ir.BufferLoad:
 
 
 def _barriers(loads: list[ir.Stmt]) -> set[ir.Var]:
-    """The barriers of the stages that are loaded."""
     copies = [stmt for load in loads for stmt in ir.statements(load) if _is_load(stmt)]
     return {copy.value.annotations["barrier"].buffer.data for copy in copies}
 
