@@ -312,7 +312,7 @@ def _by_tables(
     is_narrow = not is_float8 and most * choices <= local * NARROW_ROWS
     one_of(choice_of, is_narrow, (False,) if is_float8 else (False, True))(
         *(more_rows(dense(x), most), scales_of_groups(x, of_x, most), numbers, shares),
-        *(dense(gate_up), scales_or_dummy(of_gate_up, x), dense(down), scales_or_dummy(of_down, x)),
+        *(dense(gate_up), scales_or_dummy(of_gate_up, x.device), dense(down), scales_or_dummy(of_down, x.device)),
         *(in_chosen, in_shares.view(torch.float32), in_rows, in_scales.view(torch.float32)),
         *(in_sums, in_sum_scales.view(torch.float32), counted, *tables),
         *(wide, hidden, rows, scales_of_rows, active, scales_of_active, made, result),

@@ -7,7 +7,7 @@ weights again: so it is for up to as many on average.
 """
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -16,7 +16,7 @@ from tilescale.comm import Team
 from tilescale.cost.calibrated import in_force
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
-from tilescale.ops.arguments import dense
+from tilescale.ops.arguments import dense, unread
 from tilescale.ops.expert_programs import LayerForm
 from tilescale.ops.few_rows_gemm import ROWS
 from tilescale.ops.float8_wire import GROUP
@@ -123,7 +123,7 @@ def layer_of_few(
     made(
         *(more_rows(dense(x), most).view(groups, GROUP), scales_of_groups(x, of_x, most)),
         *(padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)),
-        *(dense(gate_up), scales_or_dummy(of_gate_up, x), dense(down), scales_or_dummy(of_down, x)),
+        *(dense(gate_up), scales_or_dummy(of_gate_up, x.device), dense(down), scales_or_dummy(of_down, x.device)),
         *(in_chosen, in_shares.view(torch.float32), in_rows.view(down.dtype), in_scales.view(torch.float32)),
         *(in_sums.view(dtype), dropped, owners, places, *memory, result.view(groups, GROUP)),
     )
@@ -132,9 +132,14 @@ def layer_of_few(
 
 def scales_of_groups(x: torch.Tensor, of_x: Scale, most: int) -> torch.Tensor:
     """The scales of all groups of `most` tokens, one after the other; one number for tokens without scales."""
-    return x.new_empty(1, dtype=torch.float32) if of_x is None else more_rows(dense(of_x), most).view(-1)
+    return unread(torch.float32, x.device)[0] if of_x is None else more_rows(dense(of_x), most).view(-1)
 
 
-def scales_or_dummy(scales: Scale, x: torch.Tensor) -> torch.Tensor:
-    """The scales of weights; one number on the device of x for weights without scales."""
-    return x.new_empty(1, 1, 1, dtype=torch.float32) if scales is None else dense(scales)
+def scales_or_dummy(scales: Scale, device: torch.device) -> torch.Tensor:
+    """The scales of weights; one number for weights without scales."""
+    return _no_scales(device) if scales is None else dense(scales)
+
+
+@cache
+def _no_scales(device: torch.device) -> torch.Tensor:
+    return torch.zeros(1, 1, 1, device=device)
