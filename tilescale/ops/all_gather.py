@@ -9,7 +9,7 @@ from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import BYTES, as_moved, as_numbers, check_dim, check_out, check_tensor, dense
 from tilescale.ops.float8_wire import all_gather_float8, check_wire
 from tilescale.ops.group import collective, group_name, size_of, team_of
-from tilescale.ops.layout import delivered, join, place_in
+from tilescale.ops.layout import delivered, join, place_in, shape_with
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 
@@ -39,7 +39,7 @@ def all_gather(
     """
     check_tensor("a", a, served=BYTES)
     dim, name = check_dim("dim", dim, a), group_name(group)
-    check_out(out, [n * size_of(name) if i == dim else n for i, n in enumerate(a.shape)], a)
+    check_out(out, shape_with(a, dim, a.shape[dim] * size_of(name)), a)
     if wire is not None:
         check_wire(wire, a)
         return delivered(all_gather_float8(a, dim, name), out)
@@ -62,11 +62,5 @@ def _operator(a: torch.Tensor, dim: int, group: str, *, out: torch.Tensor | None
     return delivered(join(rows, dim, team.size), out)
 
 
-@_operator.register_fake
-def _(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
-    shape = list(a.shape)
-    shape[dim] *= size_of(group)
-    return a.new_empty(shape)
-
-
+_operator.register_fake(lambda a, dim, group: a.new_empty(shape_with(a, dim, a.shape[dim] * size_of(group))))
 _operator.register_autograd(lambda ctx, grad: operator_of("reduce_scatter")(grad, ctx.dim, "sum", ctx.group))

@@ -22,7 +22,7 @@ from tilescale.ops import float8_lines
 from tilescale.ops.arguments import SUMS, check_tensor, dense
 from tilescale.ops.group import size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.layout import dtype_of, join, plain, split
+from tilescale.ops.layout import dtype_of, join, plain, shape_with, split
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.rounding import FRACTION, largest, power
 from tilescale.ops.whole_tensors import compare_counts, program, spans_nodes, sum_program
@@ -65,7 +65,7 @@ def reduce_scatter_float8(a: torch.Tensor, dim: int, group: str) -> torch.Tensor
     team = team_of(group)
     how, x = (program, "reduce_scatter", dtype_of(a), "direct"), split(a, dim, team.size).reshape(-1)
     made = _exchanged(float8_lines.reduce_scatter, x, team, a.numel() // team.size, *how)
-    return plain(made.view([n // team.size if i == dim else n for i, n in enumerate(a.shape)]))
+    return plain(made.view(shape_with(a, dim, a.shape[dim] // team.size)))
 
 
 @operator("all_reduce_float8")
@@ -113,16 +113,12 @@ def quantize(x, sizes, top, scale, inverse, end, q, last):
         q[i, j] = T.cast(T.max(T.min(x[i, j] * inverse[i], end[i]), -end[i]), WIRE)
 
 
-@all_gather_float8.register_fake
-def _(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
-    return a.new_empty([n * size_of(group) if i == dim else n for i, n in enumerate(a.shape)])
-
-
-@reduce_scatter_float8.register_fake
-def _(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
-    return a.new_empty([n // size_of(group) if i == dim else n for i, n in enumerate(a.shape)])
-
-
+all_gather_float8.register_fake(
+    lambda a, dim, group: a.new_empty(shape_with(a, dim, a.shape[dim] * size_of(group)))
+)
+reduce_scatter_float8.register_fake(
+    lambda a, dim, group: a.new_empty(shape_with(a, dim, a.shape[dim] // size_of(group)))
+)
 all_reduce_float8.register_fake(lambda a, *_: torch.empty_like(a, memory_format=torch.contiguous_format))
 all_gather_float8.register_autograd(
     lambda ctx, grad: operator_of("reduce_scatter")(grad, ctx.dim, "sum", ctx.group)

@@ -9,7 +9,7 @@ from tilescale.ops import whole_tensors
 from tilescale.ops.all_to_all_v import exchange_rows, on_device
 from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_rank, check_tensor, dense
 from tilescale.ops.group import collective, group_name, rank_of, size_of, team_of
-from tilescale.ops.layout import join
+from tilescale.ops.layout import join, shape_with
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 
@@ -49,21 +49,17 @@ def _operator(a: torch.Tensor, root: int, dim: int, group: str) -> torch.Tensor:
     if a.numel():
         sent = on_device(tuple(int(rank == root) for rank in range(team.size)), a.device)
         exchange_rows(dense(a).view(1, -1), sent, parts.view(-1, a.numel()), team)
-    return join(parts, dim, team.size) if is_root else a.new_empty(_shape(a, dim, 0))
-
-
-def _shape(a: torch.Tensor, dim: int, times: int) -> list[int]:
-    return [times * n if i == dim else n for i, n in enumerate(a.shape)]
+    return join(parts, dim, team.size) if is_root else a.new_empty(shape_with(a, dim, 0))
 
 
 @_operator.register_fake
 def _(a: torch.Tensor, root: int, dim: int, group: str) -> torch.Tensor:
-    return a.new_empty(_shape(a, dim, size_of(group) if rank_of(group) == root else 0))
+    return a.new_empty(shape_with(a, dim, a.shape[dim] * size_of(group) if rank_of(group) == root else 0))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     a, ctx.root, ctx.dim, ctx.group = inputs
-    ctx.shape = tuple(_shape(a, ctx.dim, size_of(ctx.group)))
+    ctx.shape = tuple(shape_with(a, ctx.dim, a.shape[ctx.dim] * size_of(ctx.group)))
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:

@@ -82,6 +82,11 @@ def tile_rows(width: int) -> int:
     return TILE // width
 
 
+def shape_with(a: torch.Tensor, dim: int, extent: int) -> list[int]:
+    """The shape of a tensor with another extent of a dimension."""
+    return [extent if i == dim else n for i, n in enumerate(a.shape)]
+
+
 def row_bytes(x: torch.Tensor) -> int:
     return math.prod(x.shape[1:]) * x.itemsize
 

@@ -9,7 +9,7 @@ from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import COMBINES, check_dim, check_divides, check_op, check_out, check_tensor, dense
 from tilescale.ops.float8_wire import check_wire, reduce_scatter_float8
 from tilescale.ops.group import collective, group_name, size_of, team_of
-from tilescale.ops.layout import delivered, place_in, split
+from tilescale.ops.layout import delivered, place_in, shape_with, split
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 
@@ -51,7 +51,7 @@ def reduce_scatter(
     check_op(op, a)
     dim, name = check_dim("dim", dim, a), group_name(group)
     check_divides("a", a, dim, size_of(name))
-    check_out(out, [n // size_of(name) if i == dim else n for i, n in enumerate(a.shape)], a)
+    check_out(out, shape_with(a, dim, a.shape[dim] // size_of(name)), a)
     if wire is not None:
         check_wire(wire, a, op)
         return delivered(reduce_scatter_float8(a, dim, name), out)
@@ -64,17 +64,9 @@ def reduce_scatter(
 def _operator(a: torch.Tensor, dim: int, op: str, group: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
     team = team_of(group)
     if not a.numel():
-        shape = list(a.shape)
-        shape[dim] //= team.size
-        return delivered(a.new_empty(shape), out)
+        return delivered(a.new_empty(shape_with(a, dim, a.shape[dim] // team.size)), out)
     return delivered(whole_tensors.scattered(dense(split(a, dim, team.size)), team, place_in(out, 0), op), out)
 
 
-@_operator.register_fake
-def _(a: torch.Tensor, dim: int, op: str, group: str) -> torch.Tensor:
-    shape = list(a.shape)
-    shape[dim] //= size_of(group)
-    return a.new_empty(shape)
-
-
+_operator.register_fake(lambda a, dim, op, group: a.new_empty(shape_with(a, dim, a.shape[dim] // size_of(group))))
 _operator.register_autograd(lambda ctx, grad: operator_of("all_gather")(grad, ctx.dim, ctx.group))

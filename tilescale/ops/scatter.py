@@ -9,7 +9,7 @@ from tilescale.ops import whole_tensors
 from tilescale.ops.all_to_all_v import exchange_rows, on_device
 from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_divides, check_rank, check_tensor, dense
 from tilescale.ops.group import collective, group_name, rank_of, size_of, team_of
-from tilescale.ops.layout import split
+from tilescale.ops.layout import shape_with, split
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 
@@ -45,7 +45,7 @@ def scatter(a: torch.Tensor, root: int = 0, dim: int = 0, *, group: Any = None) 
 def _operator(a: torch.Tensor, root: int, dim: int, group: str) -> torch.Tensor:
     team = team_of(group)
     whole_tensors.compare_counts(a, team)
-    made = a.new_empty(_shape(a, dim, team.size))
+    made = a.new_empty(shape_with(a, dim, a.shape[dim] // team.size))
     if not a.numel():
         return made
     is_root, part = team.rank == root, (-1, made.numel())
@@ -54,11 +54,9 @@ def _operator(a: torch.Tensor, root: int, dim: int, group: str) -> torch.Tensor:
     return made
 
 
-def _shape(a: torch.Tensor, dim: int, size: int) -> list[int]:
-    return [n // size if i == dim else n for i, n in enumerate(a.shape)]
-
-
-_operator.register_fake(lambda a, root, dim, group: a.new_empty(_shape(a, dim, size_of(group))))
+_operator.register_fake(
+    lambda a, root, dim, group: a.new_empty(shape_with(a, dim, a.shape[dim] // size_of(group)))
+)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
