@@ -187,7 +187,7 @@ def check_tiles(program: Program, machine: Machine) -> None:
 def _check_tiles(launch: Launch, machine: Machine) -> None:
     tiles = _tiles(launch, machine)
     seen: dict[ir.Var, tuple[int, Location | None]] = {}
-    for number, phase in enumerate(_grids(launch)):
+    for number, phase in enumerate([phase for phase, _ in phases(launch.body) if isinstance(phase, GridPhase)]):
         for stmt in ir.statements(phase.stmt):
             for data in tiles.keys() & set(ir.uses(stmt)):
                 first, where = seen.setdefault(data, (number, location(stmt, "first used")))
@@ -200,7 +200,3 @@ def _check_tiles(launch: Launch, machine: Machine) -> None:
                         "coarser levels end no phase",
                         where=[w for w in (location(stmt, "used again"), where) if w],
                     )
-
-
-def _grids(launch: Launch) -> list[GridPhase]:
-    return [phase for phase, _ in phases(launch.body) if isinstance(phase, GridPhase)]

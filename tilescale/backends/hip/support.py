@@ -59,7 +59,7 @@ def _refuse_units_inside(program: Program, machine: Machine) -> None:
     for phase, launch in phases(program.body):
         if launch is None:
             continue
-        for scope in _scopes(phase.stmt):
+        for scope in (note for note in ir.instances(phase.stmt, ir.AttrStmt) if str(note.attr_key) == SCALE):
             level = machine.level(str(scope.value.value))
             if level.kind == "thread_group" and 1 < (level.threads or 1) < launch.thread_count:
                 raise UnsupportedError(
@@ -67,10 +67,6 @@ def _refuse_units_inside(program: Program, machine: Machine) -> None:
                     hint="run it with tilescale.emulate",
                     where=location(scope) or launch.where,
                 )
-
-
-def _scopes(stmt: ir.Stmt) -> list[ir.AttrStmt]:
-    return [note for note in ir.instances(stmt, ir.AttrStmt) if str(note.attr_key) == SCALE]
 
 
 class Unrun:

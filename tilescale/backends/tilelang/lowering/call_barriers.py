@@ -135,17 +135,13 @@ def small_grid(program: Program, body: Part, target: LoweringTarget) -> GridPhas
     waits = ir.contains(phase.stmt, lambda node: ir.op_name(node) == ops.WAIT.name)
 
     def has_producer(node: ir.Node) -> bool:
-        if not _is_pipelined(node):
+        if not (isinstance(node, ir.For) and "num_stages" in node.annotations):
             return False
         works_alone = not waits and not ir.contains(node, lambda n: ir.op_name(n) == ops.COPY.name)
         return not (works_alone and ir.contains(node, lambda n: _level_of_scale(n) in finer))
 
     is_small = 0 < math.prod(extents) <= held and (has_tasks or not ir.contains(phase.stmt, has_producer))
     return phase if is_small else None
-
-
-def _is_pipelined(node: ir.Node) -> bool:
-    return isinstance(node, ir.For) and "num_stages" in node.annotations
 
 
 def _level_of_scale(node: ir.Node) -> str | None:

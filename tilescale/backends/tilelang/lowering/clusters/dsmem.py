@@ -118,7 +118,7 @@ class ClusterStage(Stage):
         reached."""
         if [n for n in near.extents if n != 1] != [n for n in far.extents if n != 1]:
             raise self.unsupported(f"a copy between tiles of extents {near.extents} and {far.extents}")
-        if _is_shared(near.buffer) and near.dtype == far.dtype:
+        if near.buffer.scope().startswith("shared") and near.dtype == far.dtype:
             return self._move_words(near, far, peer, "put" if put else "get")
         loops, extents = _loops(far)
         there = _address(far, loops)
@@ -233,10 +233,6 @@ def _in_use(buffer: ir.Buffer) -> ir.Stmt:
 
 def _small(dtype: str) -> str:
     return "int" if dtype.startswith(("int", "uint")) else "float"
-
-
-def _is_shared(buffer: ir.Buffer) -> bool:
-    return buffer.scope().startswith("shared")
 
 
 def _loops(tile: TileRegion) -> tuple[list[ir.Var], list[int]]:

@@ -29,10 +29,5 @@ def _copy(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     # The peer may not have started yet, and must not exit before this.
     cluster.has_barriers = True
     if asked.signal is not None:
-        steps.append(_signal(asked))
+        steps.append(tir.evaluate(trace.call(ops.SIGNAL, asked.signal, asked.value, op=asked.op)))
     return tir.sequence(steps)
-
-
-def _signal(copy: Copy) -> ir.Stmt:
-    """The signal of a copy: programs of a cluster are on one device, and share its flags."""
-    return tir.evaluate(trace.call(ops.SIGNAL, copy.signal, copy.value, op=copy.op))
