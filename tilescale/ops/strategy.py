@@ -54,39 +54,49 @@ class TorchGemms(NamedTuple):
     """The GEMM kernels that PyTorch calls.
 
     Attributes:
-        tiles: rows and columns of a block's tile, and its rate relative to the largest tiles.
+        tiles: rows and columns of a block's tile, and its rate relative to the peak.
         splits: most splits of K, where tiles do not fill a wave. A library with splits also balances half of a last
             wave that is not full.
-        time: of its largest tiles, relative to ours.
+        time: of tiles that are not bound by their loads, relative to ours.
+        reading: bandwidth of a GEMM that does nothing but read weights, relative to copies.
         whole: whether blocks load whole tiles, also for few rows.
     """
 
     tiles: tuple[tuple[int, int, float], ...]
     splits: int
     time: float
+    reading: float
     whole: bool = False
 
 
-CUBLAS = TorchGemms(
-    ((64, 64, 0.75), (64, 128, 0.75), (128, 64, 0.75), (128, 128, 0.88), (192, 192, 0.9))
-    + ((128, 192, 1.0), (192, 128, 1.0), (128, 256, 1.0), (256, 128, 1.0)),
-    splits=4,
-    time=1.02,
-)
-"""For two-byte types."""
+SIDES = 64, 128, 192, 256
 
-ROWWISE = TorchGemms(((64, 128, 0.55), (128, 128, 1.0)), splits=1, time=1.06, whole=True)
+CUBLAS = TorchGemms(
+    tuple((m, n, 1.0) for m in SIDES for n in SIDES if m * n <= 128 * 256),  # float32 sums in a block's registers
+    splits=4,
+    time=1.04,
+    reading=0.92,
+)
+"""For two-byte types. Small tiles are bound by their loads: 64 bytes a clock for each SM."""
+
+ROWWISE = TorchGemms(((64, 128, 0.55), (128, 128, 1.0)), splits=1, time=1.06, reading=0.85, whole=True)
 """For float8 with a scale for each row: up to 128 rows times 3840 x 7680 take 22 us on an H200, the time of one tile
-over all of K. The time is that of least error for sequential GEMMs of `benchmarks/results/any_shape.json`. Overlap does
-not compensate for the library's rate if little is moved for many operations: 10526 rows times 20480 x 7168 on two H200
-take 2557 us sequentially, 2722 us overlapped."""
+over all of K; up to 118 rows times 20480 x 7168 take 49 us, 3.0 TB/s, with the zeros of its tiles. The time is that of
+least error for sequential GEMMs of `benchmarks/results/any_shape.json`. Overlap does not compensate for the library's
+rate if little is moved for many operations: 10526 rows times 20480 x 7168 on two H200 take 2557 us sequentially, 2722
+us overlapped."""
 
 READING = 0.92
-"""Bandwidth of a GEMM that reads weights, relative to copies."""
+"""Bandwidth of our tiles that read weights, relative to copies."""
 
 SCALED_RATE = 0.87
 """Rate of our tiles of float8, relative to those of two-byte types: least error of the overlapped GEMMs of
 `benchmarks/results/any_shape.json`."""
+
+IDLE = 0.5
+"""Share of the time in which bulk loads write zeros that the memory has nothing to read. With an all-reduce of two
+H200 1, 8 and 32 rows times 5120 x 16384 take 84, 77 and 66 us; 10 and 40 rows of float8 times 8192 x 14784 50 and 42
+us."""
 
 LATENCIES = 6
 """Memory latencies of a GEMM that nothing hides: descriptors, its first step, its last stores."""
@@ -150,6 +160,7 @@ def _by_library(machine: Machine, job: CollectiveGemm, rows: int, N: int) -> flo
     cache = machine.layer_for("global").cache_bandwidth or bandwidth_of(machine)
     rate = rate_of(machine, dtype_name(job.dtype)) / places / library.time
     moved = (rows + N) * job.K * job.dtype.itemsize + rows * N * RESULT_BYTES
+    reading = _reading(machine, moved, library.reading)
 
     def seconds(m: int, n: int, relative: float, splits: int) -> float:
         tiles = math.ceil(rows / m) * math.ceil(N / n)
@@ -159,13 +170,12 @@ def _by_library(machine: Machine, job: CollectiveGemm, rows: int, N: int) -> flo
         balanced = max(waves, 1.0) if library.splits > 1 else math.ceil(waves)
         waves = (math.ceil(waves) + balanced) / 2
         adding_up = (splits > 1) * (waits + 2 * splits * rows * N * PARTIAL_BYTES / cache)
-        tile = 2 * m * n * job.K / splits / (rate * relative)
-        if library.whole:
-            tile = _tile(machine, tile, (m, n), rows, job, tiles <= places)
-        return waves * tile + waits + adding_up
+        depth = job.K / splits
+        multiplied, row_bytes = 2 * m * n * depth / (rate * relative), depth * job.dtype.itemsize
+        tile, idle = _tile(machine, multiplied, (m, n), rows if library.whole else m, row_bytes, tiles <= places)
+        return max(waves * tile + waits + adding_up, reading + waves * idle)
 
-    fastest = min(seconds(*tile, splits) for tile in library.tiles for splits in range(1, library.splits + 1))
-    return max(fastest, _reading(machine, moved))
+    return min(seconds(*tile, splits) for tile in library.tiles for splits in range(1, library.splits + 1))
 
 
 def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
@@ -197,10 +207,13 @@ def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
 def _through_tiles(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
     """Seconds until the tiles of all rows are made and summed."""
     rows, N = job.rows * ranks, sum(job.columns)
-    tiles, _ = summed_tiling(rows, N, ranks)
+    tiles, blocks = summed_tiling(rows, N, ranks)
     level, nbytes = machine.tensor_level.name, rows * N * RESULT_BYTES
     wanted = CollectiveQuery("allreduce", TENSORS, level, tuple(range(ranks)), (), nbytes, "bfloat16")
-    return tiles_summed(machine, wanted, _work(machine, job, tiles, rows), tiles.m * tiles.n * RESULT_BYTES)
+    work = _work(machine, job, tiles, rows)
+    if not blocks:  # persistent ones load the next tile ahead
+        work = replace(work, tile=work.tile + _waits(machine))
+    return tiles_summed(machine, wanted, work, tiles.m * tiles.n * RESULT_BYTES)
 
 
 def exchanges_as_a_whole(nbytes: int, transposed: int, team: Team) -> bool:
@@ -249,29 +262,39 @@ def _work(
     rate = rate_of(machine, dtype_name(job.dtype)) / places * tiles.rate
     rate *= SCALED_RATE if job.dtype.itemsize == 1 else 1.0
     multiplied = 2 * tiles.m * tiles.n * products * job.K / rate
-    tile = _tile(machine, multiplied, (tiles.m, products * tiles.n), rows, job, count <= places)
-    read = _reading(machine, shards * N * job.K * job.dtype.itemsize)
+    row_bytes = job.K * job.dtype.itemsize
+    tile, idle = _tile(machine, multiplied, (tiles.m, products * tiles.n), rows, row_bytes, count <= places)
+    read = _reading(machine, N * row_bytes, READING, shards) + max(count / places, 1.0) * idle
     return TileWork(count, tile, places, read / count)
 
 
 def _tile(
-    machine: Machine, multiplied: float, tile: tuple[int, int], rows: int, job: CollectiveGemm, concurrent: bool
-) -> float:
-    """Seconds of a tile that is multiplied in `multiplied`, and loaded meanwhile. The last tiles of `rows` rows are
-    filled with zeros; of concurrent tiles these count, else the mean."""
-    memory, row_bytes = machine.layer_for("global"), job.K * job.dtype.itemsize
+    machine: Machine, multiplied: float, tile: tuple[int, int], rows: int, row_bytes: float, concurrent: bool
+) -> tuple[float, float]:
+    """Seconds of a tile that is multiplied in `multiplied`, and loaded meanwhile; and those of them in which it reads
+    no memory. The last tiles of `rows` rows are filled with zeros; of concurrent tiles these count, else the mean."""
+    memory = machine.layer_for("global")
     if memory.per_program is None or memory.fill is None:
-        return multiplied
-    per_row, per_zero = row_bytes / memory.per_program, row_bytes / memory.fill
+        return multiplied, 0.0
     zeros = -rows % tile[0]
-    whole = max(multiplied, sum(tile) * per_row)
-    cut = max(multiplied, (sum(tile) - zeros) * per_row + zeros * per_zero)
-    return whole + (cut - whole) * (1.0 if concurrent else 1 / math.ceil(rows / tile[0]))
+    loaded, filled = row_bytes / memory.per_program, zeros * row_bytes / memory.fill
+    whole = max(multiplied, sum(tile) * loaded)
+    cut = max(multiplied, (sum(tile) - zeros) * loaded + filled)
+    share = 1.0 if concurrent else 1 / math.ceil(rows / tile[0])
+    return whole + (cut - whole) * share, IDLE * filled * share
 
 
-def _reading(machine: Machine, nbytes: int) -> float:
-    """Seconds of a GEMM that does nothing but read weights from memory."""
-    return _waits(machine) + nbytes / (READING * bandwidth_of(machine))
+def _reading(machine: Machine, nbytes: int, share: float, times: int = 1) -> float:
+    """Seconds of a GEMM that does nothing but read its operands, some `times`, at a share of the memory's bandwidth.
+
+    Calls that follow one another find in the cache what it keeps of them. Each half of it has what its programs read:
+    operands up to half of its capacity stay, those of all of it do not.
+    """
+    memory = machine.layer_for("global")
+    kept = memory.cache_capacity / 2
+    missed = min(max(nbytes / kept - 1, 0.0), 1.0) if kept else 1.0
+    a_byte = missed / (share * bandwidth_of(machine)) + (1 - missed) / (memory.cache_bandwidth or bandwidth_of(machine))
+    return _waits(machine) + times * nbytes * a_byte
 
 
 def _waits(machine: Machine) -> float:
