@@ -11,6 +11,7 @@ import torch
 import tilescale.language as T
 from tilescale.backends import device_services
 from tilescale.comm import Team
+from tilescale.comm.heap.lasting import lasting
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.arguments import BYTES, check_count, check_tensor, dense
@@ -149,7 +150,7 @@ UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 @lru_cache(256)
 def on_device(sent: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Numbers that the host knows, kept: a graph that is captured may not copy them to the device."""
-    return torch.tensor(sent, dtype=torch.int32).to(device)
+    return lasting(lambda: torch.tensor(sent, dtype=torch.int32).to(device))
 
 
 def program(size: int, dtype: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tilescale.comm.heap.lasting import lasting
 from tilescale.errors import ArgumentError
 from tilescale.ops.dtensors import is_dtensor
 from tilescale.ops.group import size_of
@@ -254,7 +255,7 @@ def dense(x: torch.Tensor) -> torch.Tensor:
 @cache
 def unread(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Dummies of one element for a vector and a matrix that a program does not read."""
-    vector = torch.zeros(1, dtype=dtype, device=device)
+    vector = lasting(lambda: torch.zeros(1, dtype=dtype, device=device))
     return vector, vector.view(1, 1)
 
 

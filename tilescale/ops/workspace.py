@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tilescale.backends import device_services
 from tilescale.comm import SymmetricHeap, Team, init
 from tilescale.comm.heap.default import heap_for
+from tilescale.comm.heap.lasting import lasting
 from tilescale.errors import ArgumentError, UsageError
 from tilescale.ops.arguments import MULTIPLE, check_count
 from tilescale.ops.group import group_name, team_of
@@ -86,10 +87,10 @@ class Workspace:
 
 
 def _new(device: torch.device, nbytes: int) -> torch.Tensor:
-    """Memory of a device alone: in a graph that is captured it is the graph's, and stays."""
+    """Memory of a device alone."""
     import torch
 
-    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return lasting(lambda: torch.empty(nbytes, dtype=torch.uint8, device=device))
 
 
 class _GrowingMemory:

@@ -21,6 +21,7 @@ from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.backends.tilelang.lowering.kernel import prelude
 from tilescale.comm.heap import SymmetricHeap
+from tilescale.comm.heap.lasting import lasting
 from tilescale.comm.heap.reach import Reach
 
 _SITE_BITS, _CALL_BITS = 10, 22
@@ -68,7 +69,7 @@ class RankBarrier:
         self._instance = heap.zeros(2 * team.size, torch.int64)
         self.words = self._instance[: team.size]
         self.everywhere: torch.Tensor = heap.peers(self._instance)
-        self.counts: torch.Tensor = torch.zeros(3, dtype=torch.int32, device=heap.device)
+        self.counts: torch.Tensor = lasting(lambda: torch.zeros(3, dtype=torch.int32, device=heap.device))
         self._slot, self._rank = heap.addresses.slot(team.rank), team.rank
 
     def barrier(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> StreamWork:

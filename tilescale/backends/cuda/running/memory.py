@@ -18,6 +18,7 @@ from tilescale.backends.cuda.running.barrier_kernel import purpose
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import ProgramCall, StreamWork
 from tilescale.backends.tilelang.lowering import arguments as arg
+from tilescale.comm.heap.lasting import lasting
 from tilescale.program.extents import agreed
 
 _FLAGS_APART = 128
@@ -135,7 +136,7 @@ class ProgramMemory:
         kind = getattr(torch, dtype)
         if symmetric and not self._context.is_alone:
             return self._context.heap.zeros(shape, kind)
-        return torch.zeros(shape, dtype=kind, device=self._context.device)
+        return lasting(lambda: torch.zeros(shape, dtype=kind, device=self._context.device))
 
     def staged(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Symmetric stand-ins, by position, for tensors that peers reach and that are not in the heap."""

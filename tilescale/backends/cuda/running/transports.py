@@ -18,6 +18,7 @@ import torch.distributed as dist
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
+from tilescale.comm.heap.lasting import lasting
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class NcclTransport:
 
     @cached_property
     def _token(self) -> torch.Tensor:
-        return torch.zeros(1, dtype=torch.int32, device=self._context.device)
+        return lasting(lambda: torch.zeros(1, dtype=torch.int32, device=self._context.device))
 
     def _connect(self, group: Any) -> None:
         """Connect the group here, where all devices are: PyTorch connects a group in its first call, which may be

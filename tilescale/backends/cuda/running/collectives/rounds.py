@@ -39,6 +39,7 @@ from tilescale.collectives import RoundSchedule, schedule
 from tilescale.collectives.estimate import shape_of
 from tilescale.collectives.play import arrivals
 from tilescale.collectives.select import members, numbering
+from tilescale.comm.heap.lasting import lasting
 
 INBOX_BYTES = 64 << 20
 """Maximum bytes of all pieces that a rank receives; larger tensors are processed in several passes."""
@@ -120,7 +121,9 @@ class RoundsKernel:
         units, sizes = members(extents, made.level), dict(numbering(machine, extents))
         plan = schedule(made.name, algorithm, shape_of(machine, machine.tensor_level.name, units, sizes))
         every = [tables(plan, root)[self.team.rank] for root in (range(size) if made.name == "broadcast" else (0,))]
-        self._tables = [torch.tensor(table, dtype=torch.int32, device=context.device) for table in every]
+        self._tables = lasting(
+            lambda: [torch.tensor(table, dtype=torch.int32, device=context.device) for table in every]
+        )
         self._rounds, self._slots = every[0][:2]
         self._pieces = size if made.name == "all_to_all" else plan.pieces
         self._bytes = ir.bits(placed.dtype) // 8

@@ -28,6 +28,7 @@ from tilescale.backends.cuda.running.collectives.setting import BoundCollective,
 from tilescale.backends.cuda.running.collectives.workspaces import SLOTS, SlotShape
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
+from tilescale.comm.heap.lasting import lasting
 
 COUNT_BYTES = 4
 
@@ -53,7 +54,9 @@ class _UnequalAllToAll:
         size = self._team.size
         self._gather = BlockMessages(context, placed, counting(context, placed))
         known = placed.made.counts or [0] * size * size
-        self._table: torch.Tensor = torch.tensor(known, dtype=torch.int32, device=context.device)
+        self._table: torch.Tensor = lasting(
+            lambda: torch.tensor(known, dtype=torch.int32, device=context.device)
+        )
         kernel = moving_rows(context, placed)
         self._functions: dict[bool, Any] = functions(context.device_code(kernel.text), kernel, context.device.index)
         sms = machine.program_units

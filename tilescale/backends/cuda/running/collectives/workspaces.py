@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tilescale.backends.cuda.running.peer_group import PeerGroup
+from tilescale.comm.heap.lasting import lasting
 
 SLOTS = "slots"
 """The form of long messages in workspace slots."""
@@ -91,7 +92,7 @@ class MessageWorkspaces:
         """The workspace of a shape, initially zero. Collective if it is new."""
         if shape not in self._made:
             slots = near.heap.zeros((shape.nbytes,), torch.uint8)
-            counts = torch.zeros(shape.blocks, dtype=torch.int32, device=near.heap.device)
+            counts = lasting(lambda: torch.zeros(shape.blocks, dtype=torch.int32, device=near.heap.device))
             self._made[shape] = MessageWorkspace(slots, counts, near.heap.peers(slots).data_ptr())
         return self._made[shape]
 
