@@ -6,6 +6,7 @@ import ast
 import networkx
 
 from tests.test_architecture import at_module_level, imported, module, sources, tree
+from tilescale.backends.tilelang.lowering import copies
 
 REGISTERS = {"runs", "lowers"}
 """Decorators by which functions of the CUDA back end register themselves, in files that are not listed anywhere."""
@@ -20,6 +21,7 @@ def test_what_registers_itself_is_imported():
     for name, path in files.items():
         found = [n for node in at_module_level(tree(path).body) for n in imported(node)]
         graph.add_edges_from((name, n if n in files else n.rpartition(".")[0]) for n in found)
+    graph.add_edges_from((copies.__name__, name) for name in files if name.startswith(f"{copies.__name__}."))
     loaded = networkx.descendants(graph, "tilescale.backends.cuda.running.execute")
     registering = {
         name
