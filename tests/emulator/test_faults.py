@@ -132,7 +132,9 @@ WITHOUT_WHILE = [seed for seed in range(9, 30) if "while" not in generate(seed, 
 """Others may become endless."""
 
 
-@pytest.mark.parametrize("seed", WITHOUT_WHILE)
+@pytest.mark.parametrize(
+    "seed", [*WITHOUT_WHILE[::2], *(pytest.param(seed, marks=pytest.mark.nightly) for seed in WITHOUT_WHILE[1::2])]
+)
 def test_random_programs_with_a_mistake(seed: int):
     program = changed(generate(seed, devices=1 + seed % 2), random.Random(seed))
     try:

@@ -10,6 +10,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.support import blank
+from tests.halves import half_at_night
 from tilescale.backends.emulator.numerics.mrg32k3a import Mrg32k3a
 from tilescale.backends.emulator.numerics.random import Philox, philox
 from tilescale.backends.emulator.numerics.xorwow import Xorwow
@@ -168,13 +169,15 @@ def loop(count, threads, dtype, draws, generator="curandStatePhilox4_32_10_t"):
     return program
 
 
-@pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize(
-    ("kind", "dtype", "lanes"),
-    [("word", "uint32", 4), ("uniform", "float32", 4), ("normal", "float32", 4), ("uniform", "float64", 2),
-     ("normal", "float64", 2)],
+    ("generator", "kind", "dtype", "lanes", "count", "threads", "most"),
+    half_at_night(
+        [*GENERATORS],
+        [("word", "uint32", 4), ("uniform", "float32", 4), ("normal", "float32", 4), ("uniform", "float64", 2),
+         ("normal", "float64", 2)],
+        [(512, 64, 4), (64, 1, 4), (96, 128, 1), (200, 128, 2)],
+    ),
 )  # fmt: skip
-@pytest.mark.parametrize(("count", "threads", "most"), [(512, 64, 4), (64, 1, 4), (96, 128, 1), (200, 128, 2)])
 def test_iterations_draw_from_the_streams_of_their_threads(generator, kind, dtype, lanes, count, threads, most):
     """In vectors, which have functions of their own, where no thread would be idle for them."""
     lanes = min(lanes, most)

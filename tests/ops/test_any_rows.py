@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tilescale
+from tests.halves import half_at_night
 from tilelang_core import ir
 from tilescale.ops.products import CHUNK, GemmSpec, GemmTiling
 from tilescale.passes.overlap.raster import grouped
@@ -38,7 +39,7 @@ N, K = 136, 24
 
 def cases(forms: Sequence[Any], scaled: Sequence[Any]) -> list[Any]:
     """Types, forms, sizes and rows: all forms of all rows in bfloat16, the `scaled` ones of some in float8."""
-    wide = [("bfloat16", form, *each) for form in forms for each in ROWS + CHUNKS]
+    wide = half_at_night(["bfloat16"], forms, ROWS + CHUNKS)
     wide += [pytest.param("bfloat16", form, *each, marks=pytest.mark.nightly) for form in forms for each in MORE_ROWS]
     return wide + [("float8_e4m3fn", form, *each) for form in scaled for each in SCALED]
 

@@ -65,10 +65,11 @@ def test_any_number_of_tokens_and_sequences_is_split_over_the_ranks():
     assert done.code == 0 and done.output.count("passed") == 2, done.output
 
 
-def test_training_with_fsdp_over_the_other_dimension_of_a_mesh():
+@pytest.mark.parametrize("options", ["some", pytest.param("all", marks=pytest.mark.nightly)])
+def test_training_with_fsdp_over_the_other_dimension_of_a_mesh(options: str):
     """See scripts/training.py."""
     script = SCRIPTS / "training.py"
-    done = run_words([*command("tilescale run", 4), str(script)], **EMULATED)
+    done = run_words([*command("tilescale run", 4), str(script), options], **EMULATED)
     assert done.code == 0, done.output
     checks = re.findall(r"^def (check_\w+)", script.read_text(encoding="utf-8"), re.MULTILINE)
     assert re.findall(r"passed (\w+)", done.output) == checks

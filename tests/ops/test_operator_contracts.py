@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.halves import half_at_night
 from tilescale import ops
 from tilescale.ops import operator
 
@@ -72,8 +73,7 @@ def check(tests: str | tuple[str, ...], name: str, view: str, *shapes: tuple[int
             torch.library.opcheck(getattr(torch.ops.tilescale, name), given, test_utils=tests)
 
 
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "view"), half_at_night([*CASES], [*VIEWS]))
 def test_operators_are_what_they_are_registered_as(name: str, view: str):
     check(UNCOMPILED, name, view, (4, torch.bfloat16), (1, torch.float16))
 

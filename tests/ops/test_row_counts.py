@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.halves import half_at_night
 from tilescale.comm import Team
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
@@ -79,8 +80,7 @@ def operator(name: str, N: int, K: int, dtype: torch.dtype) -> Callable[[int], A
     return call
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bfloat16", "float8"])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize(("name", "dtype"), half_at_night([*OPERATORS], [torch.bfloat16, torch.float8_e4m3fn]))
 def test_a_new_row_count_needs_no_new_kernel(name: str, dtype: torch.dtype, called: set[Kernel]):
     random = Random(f"{name} {dtype}")
     call = operator(name, 128 * random.randint(16, 64), 128 * random.randint(16, 64), dtype)

@@ -8,6 +8,7 @@ import torch
 
 import tilescale
 import tilescale.language as T
+from tests.halves import half_at_night
 from tests.overlap.support import H200, check_leaves
 from tilescale.errors import TileScaleError, UsageError
 from tilescale.passes.overlap.rewrite import overlap
@@ -87,16 +88,18 @@ def wanted(args: list[list[torch.Tensor]], op: str) -> list[list[torch.Tensor]]:
     return made
 
 
-@pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize(
-    ("devices", "op", "columns", "how"),
-    [
-        (1, "sum", 16, {"group": 1}),
-        (2, "sum", 20, {}),
-        (3, "max", 16, {"group": 2}),
-        (3, "sum", 20, {"blocks": 5}),
-        (4, "sum", 24, {"group": 2, "blocks": 4, "chunks": 3}),
-    ],
+    ("devices", "op", "columns", "how", "symbolic"),
+    half_at_night(
+        [
+            (1, "sum", 16, {"group": 1}),
+            (2, "sum", 20, {}),
+            (3, "max", 16, {"group": 2}),
+            (3, "sum", 20, {"blocks": 5}),
+            (4, "sum", 24, {"group": 2, "blocks": 4, "chunks": 3}),
+        ],
+        [False, True],
+    ),
 )
 def test_local_rows_are_not_rounded_before_the_sum(
     devices: int, op: str, columns: int, how: dict[str, int], symbolic: bool

@@ -8,6 +8,7 @@ import torch
 
 import tilescale
 import tilescale.language as T
+from tests.halves import half_at_night
 from tests.overlap.support import H200, check_same, overlapped
 from tests.overlap.test_gather import gather_columns, is_wait
 from tests.overlap.test_prefetch import layers
@@ -185,10 +186,16 @@ def arguments(func: Any, rows: int, devices: int = DEVICES) -> list[list[torch.T
     return given
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+FEW = {TILE: (1, 23), 10: (4, 10)}
+"""Numbers of rows by the size of a chunk."""
+
+
 @pytest.mark.parametrize(
-    ("chunk", "counts"),
-    [(TILE, (1, 23)), (10, (4, 10)), *(pytest.param(n, ROWS, marks=pytest.mark.nightly) for n in (TILE, 10))],
+    ("name", "chunk", "counts"),
+    [
+        *half_at_night([*PROGRAMS], [*FEW.items()]),
+        *(pytest.param(name, chunk, ROWS, marks=pytest.mark.nightly) for name in PROGRAMS for chunk in FEW),
+    ],
 )
 def test_results_are_the_same_for_any_number_of_rows(name: str, chunk: int, counts: tuple[int, ...]):
     changed, schedule = overlapped(PROGRAMS[name], chunk=chunk)

@@ -9,6 +9,7 @@ checkpointed, gradients accumulated over several batches, and checkpoints saved 
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -33,6 +34,9 @@ HIDDEN, BLOCKS, BATCH, TOKENS, STEPS = 32, 2, 2, 8, 2
 WORLD = tilescale.init()
 dist.init_process_group("gloo")
 MESH = init_device_mesh("cpu", (2, WORLD.size // 2), mesh_dim_names=("dp", "tp"))
+ALL = "all" in sys.argv
+"""Whether every option is tried with and without parts of the sequence, and not each with one of them."""
+
 CASTS = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
@@ -119,13 +123,13 @@ def check(name: str, got: list[float], want: list[float]) -> None:
 
 def check_precisions() -> None:
     """Parameters of either type, cast by FSDP2, by autocast, or not at all."""
-    for sequence in (True, False):
-        for dtype, cast in (
-            (torch.bfloat16, None),
-            (torch.float32, "fsdp"),
-            (torch.float32, "autocast"),
-            (torch.float32, None),
-        ):
+    for dtype, cast, by_day in (
+        (torch.bfloat16, None, True),
+        (torch.float32, "fsdp", False),
+        (torch.float32, "autocast", True),
+        (torch.float32, None, False),
+    ):
+        for sequence in (True, False) if ALL else (by_day,):
             results, data = [], torch.bfloat16 if cast == "fsdp" else dtype
             for parallelize in (ops.parallelize_module, by_torch):
                 model = made(parallelize, sequence, dtype, casts=cast == "fsdp")
@@ -147,8 +151,12 @@ def check_memory_options() -> None:
     for sequence in (True, False):
         want = trained(made(by_torch, sequence, torch.bfloat16), sequence, torch.bfloat16)
         for checkpoints, keep in ((True, False), (False, True), (True, True)):  # neither: `check_precisions`
+            if not ALL and sequence != keep:
+                continue
             model = made(ops.parallelize_module, sequence, torch.bfloat16, checkpoints=checkpoints, keep_gathered=keep)
             check(f"{sequence} {checkpoints} {keep}", trained(model, sequence, torch.bfloat16), want)
+        if not ALL and not sequence:
+            continue
         results = [
             trained(made(parallelize, sequence, torch.bfloat16), sequence, torch.bfloat16, parts=2)
             for parallelize in (ops.parallelize_module, by_torch)
