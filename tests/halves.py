@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""Products of parameters, half of them at night."""
+"""Parameters, half of which run at night: products, and lists."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
 
-__all__ = ["half_at_night"]
+__all__ = ["every_second_at_night", "half_at_night"]
+
+
+def every_second_at_night(values: Iterable[Any], first: int = 1) -> list[Any]:
+    """The values of one parameter: each second one from `first` on runs at night."""
+    return [
+        pytest.param(value, marks=[pytest.mark.nightly] * (at >= first and (at - first) % 2 == 0))
+        for at, value in enumerate(values)
+    ]
 
 
 def half_at_night(*axes: Sequence[Any]) -> list[Any]:

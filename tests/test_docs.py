@@ -102,7 +102,15 @@ def type_in(commands: str) -> str:
     return output.replace(f"{Path.cwd()}/", "")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if CODE.search(page.read_text())], ids=short)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.nightly] * (page.parent.name in ("notes", "upstream")))
+        for page in PAGES
+        if CODE.search(page.read_text())
+    ],
+    ids=short,
+)
 def test_code_prints_what_the_page_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Blocks run in the page's order, in a folder of the page; one after `<!-- file: NAME -->` is that file instead.
 

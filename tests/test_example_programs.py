@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tilescale
+from tests.halves import every_second_at_night
 from tests.ladder import NUMBERED, load
 from tests.test_examples import RUNS, USUAL
 from tilescale.errors import DeadlockError, RaceError, ShapeError, TileScaleError, UnknownLevelError
@@ -71,7 +72,7 @@ def test_more_devices_than_the_machine_has():
         load(NUMBERED[9]).main(["--devices=16"], standalone_mode=False)
 
 
-@pytest.mark.parametrize("number", NUMBERED)
+@pytest.mark.parametrize("number", every_second_at_night(NUMBERED))
 def test_again_with_the_same_buffers_in_other_orders(number: int, monkeypatch: pytest.MonkeyPatch):
     """A launch on other inputs goes before each: its results in the tensors must not be seen, in any order of units."""
     example, launches = load(NUMBERED[number]), []
@@ -139,7 +140,7 @@ def in_several_orders(path: Path, given: list[str], seeds: int, monkeypatch: pyt
         example.main(given, standalone_mode=False)
 
 
-@pytest.mark.parametrize("number", NUMBERED)
+@pytest.mark.parametrize("number", every_second_at_night(NUMBERED, first=0))
 @pytest.mark.usefixtures("launched_twice")
 def test_a_launch_leaves_nothing_on_its_way_to_the_next(number: int, monkeypatch: pytest.MonkeyPatch):
     """No races, no deadlocks: a late arrival, or a late read, would collide with the next launch."""

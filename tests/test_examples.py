@@ -11,6 +11,7 @@ import torch
 
 import tilescale
 from tests.comm.conftest import command, run_words
+from tests.halves import every_second_at_night
 from tests.ladder import EXAMPLES, FOLDER, NUMBERED, load
 
 USUAL = ["--devices=1 --size=64", "--devices=2 --size=128", "--devices=3 --size=96", "--devices=4 --size=200"]
@@ -82,7 +83,7 @@ def test_emulated(number: int, given: str, capsys: pytest.CaptureFixture[str]):
     assert len(done) >= programs(NUMBERED[number]) >= 1
 
 
-@pytest.mark.parametrize("number", NUMBERED)
+@pytest.mark.parametrize("number", every_second_at_night(NUMBERED))
 def test_on_another_machine(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """It has more devices than the default machine: the programs are traced for the machine that is asked for."""
     given = f"{LARGE} --size={LARGE_SIZES.get(number, 144)}"
@@ -248,7 +249,7 @@ def test_every_line_counts(number: int, line: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("launcher", "number"),
-    [("tilescale run", 13), ("mpirun", 8)],
+    [("tilescale run", 13), pytest.param("mpirun", 8, marks=pytest.mark.nightly)],
     ids=lambda v: str(v),
 )
 def test_as_a_job(launcher: str, number: int):

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 EXAMPLE = '''
@@ -43,6 +45,7 @@ def script() -> Any:
     return module
 
 
+@pytest.mark.nightly
 def test_an_example_is_run_and_its_text_compared(tmp_path: Path):
     examples = script()
     path = tmp_path / "examples" / "double" / "test_double.py"

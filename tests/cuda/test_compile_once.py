@@ -242,6 +242,7 @@ def test_a_sum_of_few_elements_has_a_kernel_of_messages(monkeypatch: pytest.Monk
     assert [type(job) for job in own.compilations()] == [stock.KernelCompilation, stock.TextCompilation]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 def test_forked_processes_leave_kernels_in_the_cache(tmp_path: Path):
     """In a process of its own, as TileLang reads the place of its cache when it is loaded."""

@@ -17,6 +17,7 @@ from tests.cuda.test_upstream_errors import FAULTS, ODD, indexed
 from tests.emulator.checks.support import line_of
 from tests.fuzz.generator import generate
 from tests.fuzz.program import Fuzzed, Line
+from tests.halves import every_second_at_night
 from tilelang_core import tl
 from tilescale.backends.emulator.checks.races import Races
 from tilescale.backends.emulator.interpret import registry
@@ -132,9 +133,7 @@ WITHOUT_WHILE = [seed for seed in range(9, 30) if "while" not in generate(seed, 
 """Others may become endless."""
 
 
-@pytest.mark.parametrize(
-    "seed", [*WITHOUT_WHILE[::2], *(pytest.param(seed, marks=pytest.mark.nightly) for seed in WITHOUT_WHILE[1::2])]
-)
+@pytest.mark.parametrize("seed", every_second_at_night(WITHOUT_WHILE))
 def test_random_programs_with_a_mistake(seed: int):
     program = changed(generate(seed, devices=1 + seed % 2), random.Random(seed))
     try:

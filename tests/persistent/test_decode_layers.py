@@ -168,7 +168,7 @@ def test_layers_are_the_reference(sizes: LayerSizes, fused: bool, small: Machine
 @pytest.mark.parametrize(
     "form",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.nightly),
         pytest.param({"page": 16, "pages": 20}, marks=pytest.mark.nightly),
         {"experts": 8, "choices": 2},
         pytest.param({"weights": FLOAT8, "squares": False}, marks=pytest.mark.nightly),
