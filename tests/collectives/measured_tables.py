@@ -91,6 +91,22 @@ def grid() -> str:
     return table(["collective", *GRID], rows)
 
 
+def kraken() -> str:
+    """The shapes of kraken's benchmarks: range of the time of TileScale relative to others', by work and mode."""
+    us = {
+        (row["work"], row["mode"], *row["shape"], row["contender"].removesuffix("+cublas")): row["us"]
+        for row in _results("kraken_shapes")["rows"] if row["us"] is not None
+    }  # fmt: skip
+    rows = []
+    for work, mode in dict.fromkeys(key[:2] for key in us):
+        ratios = [
+            [us[(*key[:-1], "tilescale")] / us[key] for key in us if (*key[:2], key[-1]) == (work, mode, other)]
+            for other in ("kraken", "nccl")
+        ]
+        rows.append([f"`{work}`", mode, *(f"{min(r):.2f} to {max(r):.2f}" if r else "" for r in ratios)])
+    return table(["work", "mode", "over kraken", "over NCCL"], rows)
+
+
 def _cell(us: float | None) -> str:
     return "" if us is None else f"{us:.1f}"
 
@@ -98,7 +114,7 @@ def _cell(us: float | None) -> str:
 def versions() -> str:
     """Versions of the libraries, by file of results."""
     files = {"this table": "collectives", "NCCL's registered windows": "nccl_windows"}
-    files |= {"sizes of nccl-tests": "nccl_tests"}
+    files |= {"sizes of nccl-tests": "nccl_tests", "shapes of kraken": "kraken_shapes"}
     found = {what: _results(name)["versions"] for what, name in files.items()}
     rows = [[what, *(of[name].split("+")[0] for name in VERSIONS.values())] for what, of in found.items()]
     return table(["times", *VERSIONS], rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.collectives.algorithm_tables import OPERATIONS, kinds, operations, table
-from tests.collectives.measured_tables import grid, link, measured, versions, windows
+from tests.collectives.measured_tables import grid, kraken, link, measured, versions, windows
 from tests.page_tables import compare_tables
 from tilescale.backends.tilelang.lowering.implemented import IMPLEMENTED
 
@@ -16,7 +16,7 @@ MADE = {
     "collectives/algorithms.md": {
         f"algorithms: {operation}": table(operation, lambda *key: key in IMPLEMENTED) for operation in OPERATIONS
     },
-    "notes/collectives-measured.md": {"link": link(), "windows": windows(), "grid": grid()},
+    "notes/collectives-measured.md": {"link": link(), "windows": windows(), "grid": grid(), "kraken": kraken()},
 }
 """Page -> what follows each of its markers."""
 
