@@ -9,7 +9,7 @@ from tilelang_core.version import TESTED, TileLangCacheError, TileLangVersionErr
 require_tilelang()
 load_tilelang()
 
-from tilelang_core import dialect, ellipsis, logs, mixed_fp8, modules, parameters, reserved_names  # noqa: E402
+from tilelang_core import dialect, ellipsis, logs, mixed_fp8, modules, parameters, quick_objects, reserved_names  # noqa: E402
 
 dialect.install()
 ellipsis.install()
@@ -17,6 +17,7 @@ logs.install()
 mixed_fp8.install()
 modules.install()
 parameters.install()
+quick_objects.install()
 reserved_names.install()
 
 __all__ = ["TESTED", "TileLangCacheError", "TileLangVersionError", "load_tilelang", "require_tilelang"]
