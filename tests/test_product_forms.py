@@ -15,6 +15,7 @@ import torch
 
 import tilescale
 from tests.cuda.support import bodies, notes, source
+from tests.halves import every_second_at_night
 from tilescale.hda.current import use_machine
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -49,7 +50,7 @@ def test_forms_are_right(works: ModuleType, name: str, dtype: str):
     torch.testing.assert_close(c[0].float(), want, rtol=2**-7, atol=float(want.abs().mean()) * 2**-7)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_second_at_night(NAMES))
 def test_forms_are_what_their_names_say(works: ModuleType, name: str):
     made = program(works, name, "float8_e4m3fn")
     text, said = bodies(source(made)), notes(made)

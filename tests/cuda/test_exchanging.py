@@ -294,7 +294,7 @@ def run(name: str, ranks: int, tiles: int, blocks: int, seed: int, calls: int = 
     ("name", "ranks", "tiles", "blocks"),
     [
         ("sums", 2, 5, 2),
-        ("sums", 3, 3, 1),
+        pytest.param("sums", 3, 3, 1, marks=pytest.mark.nightly),
         ("sums in registers", 2, 3, 2),
         ("parts", 2, 3, 2),
         pytest.param("sums", 8, 2, 1, marks=pytest.mark.nightly),

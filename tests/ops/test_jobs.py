@@ -26,7 +26,7 @@ def test_operators_of_two_ranks(name: str):
     assert re.findall(r"passed (\w+)", done.output) == checks
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.nightly), 5])
 def test_messages_between_ranks(size: int):
     """See scripts/messages.py."""
     script = SCRIPTS / "messages.py"
