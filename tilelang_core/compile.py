@@ -31,6 +31,7 @@ from tilelang_core.lru import LruCache
 from tilelang_core.mends import mended, mending
 from tilelang_core.merged_remainders import with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags
+from tilelang_core.opaque_values import opaque_values
 from tilelang_core.partial_layouts import with_whole_layouts
 from tilelang_core.prover import proving
 from tilelang_core.rewrite import COMPOSED
@@ -127,17 +128,19 @@ def _lowering(func: tirx.PrimFunc) -> Iterator[None]:
     The function itself is the key of TileLang's cache: what is found there is not mended again.
     """
     remainders = rewriting("FlattenBuffer", with_kept_remainders)
-    invariants = rewriting("HoistBroadcastValues", with_hoisted_invariants, after=True)
     layouts = rewriting("LayoutInference", with_whole_layouts, after=True)
     divided = rewriting("LowerTileOp", with_complements_in_layouts)
     tiles = rewriting("MergeSharedMemoryAllocations", with_tiles_in_loops)
-    composed = invariants if _is_composed(func) else contextlib.nullcontext()
+    composed = _composed() if func.attrs and COMPOSED in func.attrs else contextlib.nullcontext()
     with logs.following(), keeping_registers(), layouts, divided, remainders, composed, tiles, proving(), mending():
         yield
 
 
-def _is_composed(func: tirx.PrimFunc) -> bool:
-    return bool(func.attrs) and COMPOSED in func.attrs
+@contextlib.contextmanager
+def _composed() -> Iterator[None]:
+    """Within the block stock TileLang lowers a function that our lowering composes."""
+    with rewriting("HoistBroadcastValues", with_hoisted_invariants, after=True), opaque_values():
+        yield
 
 
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any], instruments: Sequence[Any] = ()) -> GeneratedText:

@@ -12,6 +12,7 @@ from tilelang.backend.target import determine_target
 from tvm import tirx
 
 from tilelang_core import ir, tl
+from tilelang_core.opaque_values import OpaqueValues
 from tilelang_core.prover import proving
 from tilelang_core.role_registers import keeping_registers
 
@@ -60,9 +61,11 @@ def made_roles(func: tirx.PrimFunc, target: Any, last: str) -> tirx.PrimFunc:
     with proving(), keeping_registers(), tvm.transform.PassContext(opt_level=3, config=dict(own)), target:
         module = tirx.transform.BindTarget(target)(tvm.IRModule({func.attrs["global_symbol"]: func}))
         module = tilelang.transform.MaterializeKernelLaunch(lower_thread_binding=True, default_threads=128)(module)
+        values = OpaqueValues()
+        module = tvm.IRModule({name: values.hidden(launched) for name, launched in module.functions.items()})
         for step in (*_STEPS, getattr(tilelang.cuda.transform, last)):
             module = step()(module)
-    return next(iter(module.functions.values()))
+    return values.shown(next(iter(module.functions.values())))
 
 
 def branches(func: tirx.PrimFunc, target: Any) -> tuple[tirx.Stmt, tirx.Stmt] | None:

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""Long index expressions are calls while stock TileLang's passes run, and the same expressions afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tilelang  # noqa: F401 - it brings tvm
+from tvm import tirx
+
+from tests.cuda.support import lowered
+from tilelang_core import compile, opaque_values
+from tilelang_core.ir import contains, instances, nodes, same, substitute
+from tilelang_core.lru import LruCache
+from tilelang_core.opaque_values import OpaqueValues
+from tilelang_core.rewrite import sequence
+from tilescale.backends.cuda.target import target_for
+from tilescale.hda import Machine
+from tilescale.ops import ag_gemm_programs, gemm_rs
+from tilescale.ops.products import GemmSpec, GemmTiling
+
+TURN, ROWS, THREAD = (tirx.Var(name, "int32") for name in ("turn", "rows", "thread"))
+OUT, READ = (tirx.decl_buffer((4096,), "int32", name) for name in ("out", "read"))
+OF = GemmSpec(512, 512, "bfloat16", GemmTiling(128, 256, 1.0, 3, 8, 1), True, False)
+
+
+def long(value: Any) -> Any:
+    """A coordinate from 0 to 15 of more than the least number of nodes."""
+    for number in range(2, 5):
+        value = tirx.Max(tirx.truncdiv(value * number + ROWS, ROWS - value), tirx.IntImm("int32", 0))
+    return tirx.Min(value, tirx.IntImm("int32", 15))
+
+
+def storing(value: Any, kind: int = tirx.ForKind.SERIAL, *before: tirx.Stmt) -> tirx.PrimFunc:
+    """Stores a named value in a loop of a kernel with 128 threads."""
+    name = tirx.Var("name", "int32")
+    body = sequence([*before, tirx.Bind(name, value), tirx.BufferStore(OUT, name * 8, [TURN])])
+    threads = tirx.IterVar((0, 128), THREAD, tirx.IterVar.ThreadIndex, "threadIdx.x")
+    return tirx.PrimFunc([ROWS], tirx.AttrStmt(threads, "thread_extent", 128, tirx.For(TURN, 0, 8, kind, body)))
+
+
+def bound(func: tirx.PrimFunc) -> Any:
+    return instances(func.body, tirx.Bind)[-1].value
+
+
+def is_call(node: Any) -> bool:
+    return isinstance(node, tirx.Call)
+
+
+def test_an_expression_is_a_call_within_its_bounds_and_then_itself():
+    values, func = OpaqueValues(), storing(long(TURN))
+    hidden = values.hidden(func)
+    value = bound(hidden)
+    assert isinstance(value, tirx.Min) and int(value.b) == 15
+    assert isinstance(value.a, tirx.Max) and int(value.a.b) == 0 and is_call(value.a.a)
+    assert [str(arg.name) for arg in value.a.a.args[1:]] == ["rows", "turn"]
+    assert same(values.shown(hidden).body, func.body)
+
+
+@pytest.mark.parametrize(
+    "func",
+    [
+        storing(TURN * 8 + ROWS),
+        storing(long(TURN + THREAD)),
+        storing(long(TURN), tirx.ForKind.PARALLEL),
+        storing(long(tirx.BufferLoad(READ, [TURN]))),
+    ],
+    ids=["short", "of a thread", "of an element", "of memory"],
+)
+def test_other_values_stay(func: tirx.PrimFunc):
+    assert OpaqueValues().hidden(func).same_as(func)
+
+
+def test_a_value_takes_the_variables_that_passes_give_it():
+    other, values = tirx.Var("turn_1", "int32"), OpaqueValues()
+    hidden = values.hidden(storing(long(TURN)))
+    wide = tirx.Cast("int32", tirx.Cast("int64", other) + tirx.IntImm("int64", 1))
+    for given, taken in ((other, other), (tirx.Cast("int64", other), other), (wide, wide)):
+        call = tirx.call_pure_extern("int32", bound(hidden).a.a.args[0].value, ROWS, given)
+        assert same(values.shown(hidden.with_body(tirx.Evaluate(call))).body.value, long(taken))
+
+
+def test_a_value_of_another_one_is_shown_with_it():
+    values, first = OpaqueValues(), tirx.Var("first", "int32")
+    hidden = values.hidden(storing(long(first), tirx.ForKind.SERIAL, tirx.Bind(first, long(TURN))))
+    one, other = (bind.value for bind in instances(hidden.body, tirx.Bind))
+    inlined = hidden.with_body(tirx.Evaluate(substitute(other, {first: one})))
+    assert same(values.shown(inlined).body.value, long(long(TURN)))
+
+
+def test_narrower_bounds_of_a_pass_stay():
+    values = OpaqueValues()
+    hidden = values.hidden(storing(long(TURN)))
+    value = tirx.Evaluate(tirx.Min(bound(hidden), tirx.IntImm("int32", 3)))
+    assert same(values.shown(hidden.with_body(value)).body.value, tirx.Min(long(TURN), tirx.IntImm("int32", 3)))
+
+
+def texts(program: Any) -> list[str]:
+    target = target_for(Machine.load("h200-sxm-8"))
+    return [compile.generate(kernel.func, target).text for kernel in lowered(program).kernels]
+
+
+def test_passes_see_no_long_expressions_and_texts_have_them(monkeypatch: pytest.MonkeyPatch):
+    seen: list[int] = []
+    shown = OpaqueValues.shown
+
+    def counted(own: OpaqueValues, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        made = shown(own, func)
+        seen.extend([len(nodes(func.body)), len(nodes(made.body))] if contains(func.body, is_opaque) else [])
+        return made
+
+    monkeypatch.setattr(OpaqueValues, "shown", counted)
+    (text,) = texts(gemm_rs.program(2, OF, 132))
+    assert max(seen[0::2]) < max(seen[1::2])
+    assert "opaque_value" not in text and "max((int64_t)0" not in text
+
+
+def is_opaque(node: Any) -> bool:
+    return is_call(node) and "opaque_value" in str(node.args[:1])
+
+
+def test_the_texts_of_a_gather_are_the_same(monkeypatch: pytest.MonkeyPatch):
+    program = ag_gemm_programs.program(2, OF, True, 1, 132)
+    own, *_ = texts(program)
+    monkeypatch.setattr(opaque_values, "_LONG", 1 << 20)
+    monkeypatch.setattr(compile, "_generated", LruCache(1))
+    assert own == texts(program)[0]
