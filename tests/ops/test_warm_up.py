@@ -79,6 +79,18 @@ def test_results_of_a_dry_run_are_zeros():
     assert needed.now and not result.any()
 
 
+@pytest.mark.parametrize(("differentiates", "features"), [(True, 40), (False, 48)])
+def test_kernels_of_a_backward_are_met_with_the_forward(differentiates: bool, features: int):
+    """Their compilation takes longest, and the forward has all that they depend on."""
+    layer = ops.ColumnParallelLinear.shard(nn.Linear(features, 64).bfloat16(), sequence=True)
+    with ahead.dry_run() as needed, torch.set_grad_enabled(differentiates):
+        made = layer(torch.zeros(8, features).bfloat16().requires_grad_(differentiates))
+        forward = list(needed.now)
+        if differentiates:
+            made.sum().backward()
+    assert needed.now == forward and len(forward) == (3 if differentiates else 1)
+
+
 def test_a_function_runs_as_it_is(compiled: list[Kernel]):
     given: list[torch.Tensor] = []
 

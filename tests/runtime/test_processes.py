@@ -124,28 +124,35 @@ def test_a_kernel_that_a_dry_run_calls_is_compiled_meanwhile(job: SimpleNamespac
     assert len(set.union(*found.values()) | {str(os.getpid())}) == 3
 
 
-def test_grids_of_a_kernel_are_compiled_together(job: SimpleNamespace, tmp_path: Path):
-    """Those of device phases, too, for which the program has no launch."""
+class Grid(Compilation):
+    """A grid whose compilation ends with that of another one."""
 
-    class Grid(Compilation):
-        def run(self) -> None:
-            super().run()
-            while len(list(self.folder.glob("compiled *"))) < 2:
-                time.sleep(0.01)
+    def run(self) -> None:
+        super().run()
+        while len(list(self.folder.glob("compiled *"))) < 2:
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("cores", "launches", "grids"), [(4, 2, 3), (16, 1, 2)], ids=["launches", "many cores"])
+def test_grids_of_a_kernel_are_compiled_together(
+    cores: int, launches: int, grids: int, job: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Those of device phases, too, for which the program has no launch; and both of a launch on many cores."""
 
     class Several(Compilation):
-        program = SimpleNamespace(launches=(None, None))
+        program = SimpleNamespace(launches=(None,) * launches)
 
         def ahead(self, options: object) -> list[Grid]:
-            return [Grid(number=number, folder=self.folder) for number in range(3)]
+            return [Grid(number=number, folder=self.folder) for number in range(grids)]
 
         def compilations(self) -> list[Compilation]:
             return []
 
+    monkeypatch.setattr(ahead, "cores", lambda: cores)
     needed = ahead.NeededKernels()
     needed.add(Several(number=0, folder=tmp_path, log=job.log))
     ahead.compile_all(needed)
-    found = compiled(tmp_path, 3)
+    found = compiled(tmp_path, grids)
     assert all(len(made) == 1 for made in found.values()) and found["compiled 0"] != found["compiled 1"]
 
 

@@ -20,6 +20,7 @@ from tilescale.backends import device_services
 from tilescale.hda.current import current_machine, use_machine
 from tilescale.ops.call_form import PLAIN, call_form
 from tilescale.ops.dtensors import DTensorPlacement, is_dtensor, with_own_storage
+from tilescale.runtime import ahead
 
 _Call = Callable[[Sequence[Any]], Any]
 """Calls an operator, or its function, with all arguments."""
@@ -135,10 +136,15 @@ class Operator:
 
     def differentiated(self, ctx: Any, call: _Call, given: Sequence[Any]) -> Any:
         """The result of a call of shards, with what its backward needs in `ctx`."""
+        met = ahead.met()
         made = call(given)
+        self._gives_list = made.__class__ is list
         if self._setup is not None:
             self._setup(ctx, given, made)
-        self._gives_list = made.__class__ is list
+            if ahead.met() > met:
+                dry = _DryContext()
+                self._setup(dry, given, made)
+                self.gradients(dry, dry.zeros(_tensors([made])))
         return tuple(made) if self._gives_list else made
 
     def gradients(self, ctx: Any, grads: Sequence[Any]) -> Sequence[Any]:
@@ -161,8 +167,35 @@ class Operator:
 
 _MACHINE_STAYS = nullcontext()
 
-_OURS = {"machine", "operator", "counts", "lies"}
+_OURS = {"machine", "operator", "counts", "lies", "saved_tensors", "constant"}
 """State that an operator keeps between its forward and its backward, in addition to saved tensors."""
+
+
+class _DryContext:
+    """Autograd's context of a backward that a dry run calls right after the forward: the compilation of its kernels
+    begins with that of the forward's.
+
+    Attributes:
+        saved_tensors: what the backward needs.
+        constant: results without gradients.
+    """
+
+    saved_tensors: Sequence[torch.Tensor] = ()
+    constant: Sequence[torch.Tensor] = ()
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *results: torch.Tensor) -> None:
+        self.constant = results
+
+    def set_materialize_grads(self, materialize: bool) -> None:
+        """Results without gradients get none anyway."""
+
+    def zeros(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Gradients of results."""
+        constant = set(map(id, self.constant))
+        return [None if id(x) in constant else torch.zeros_like(x) for x in results]
 
 
 def _computed(function: Callable[..., Any]) -> Callable[..., Any]:

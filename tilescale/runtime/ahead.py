@@ -4,8 +4,9 @@
 In a dry run a kernel that has never run only zeroes what it would write. Zeros are valid indices and counts, so the
 rest of the run continues, and reaches every kernel.
 
-A kernel's compilation begins, in forked processes, when the dry run calls the kernel. Those that only other row counts
-take are compiled afterwards, with the least priority, and nothing waits for them.
+A kernel's compilation begins, in forked processes, when the dry run calls the kernel, and with it that of its
+backward's kernels. Those that only other row counts take are compiled afterwards, with the least priority, and nothing
+waits for them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ Finder = Callable[..., "Sequence[Kernel]"]
 LEAST_PRIORITY = 19
 """As `nice` has it."""
 
+_GRIDS = 2
+"""Grids that a launch may become: local rows, and those of other ranks."""
+
 
 class NeededKernels:
     """Kernels to compile: those of a run, whose compilation begins at once, and others for later runs.
@@ -54,7 +58,8 @@ class NeededKernels:
         self._unbegun: list[Kernel] = []
 
     def add(self, kernel: Kernel) -> None:
-        """Add a kernel of the run. Ranks of a node share out the compilations, which take a process each."""
+        """Add a kernel of the run. Ranks of a node share out the compilations, which take a process for each
+        launch, and one for its second grid if many are free."""
         if kernel in self.now:
             return
         self.now.append(kernel)
@@ -67,10 +72,12 @@ class NeededKernels:
         """Begin the compilations that no process was left for, in up to `most` processes."""
         own, self._unbegun = self._unbegun, []
         if own and backends.compiles():
-            parts = [(kernel, len(kernel.program.launches)) for kernel in own]
+            launches = [len(kernel.program.launches) for kernel in own]
+            parts = [(kernel, max(count, _GRIDS)) for kernel, count in zip(own, launches, strict=True)]
             grids = [partial(_compile, kernel, n, count) for kernel, count in parts for n in range(count)]
             jobs: list[Callable[[], Any]] = [kernel.lower for kernel in own]
-            self.runs |= dict.fromkeys(own, Running([*jobs, *grids], min(most, len(grids))))
+            count = min(most, len(grids), max(sum(launches), most // 2))
+            self.runs |= dict.fromkeys(own, Running([*jobs, *grids], count))
 
     def wait_for_programs(self) -> None:
         """Wait until this rank's programs are lowered."""
@@ -140,6 +147,11 @@ def dry_run() -> Iterator[NeededKernels]:
 def is_dry() -> bool:
     """Whether a dry run is in progress."""
     return _needed is not None
+
+
+def met() -> int:
+    """Number of kernels that the current dry run has called; 0 without one."""
+    return 0 if _needed is None else len(_needed.now)
 
 
 def also_needed(find: Finder, *given: Any) -> None:
