@@ -25,6 +25,7 @@ from tvm.arith import Analyzer
 
 from tilelang_core import logs, zero_trip_loops
 from tilelang_core.complements import with_complements_in_layouts
+from tilelang_core.host_libraries import compiling_as_c
 from tilelang_core.loop_invariants import with_hoisted_invariants
 from tilelang_core.loop_tiles import with_tiles_in_loops
 from tilelang_core.lru import LruCache
@@ -133,7 +134,8 @@ def _lowering(func: tirx.PrimFunc) -> Iterator[None]:
     tiles = rewriting("MergeSharedMemoryAllocations", with_tiles_in_loops)
     composed = _composed() if func.attrs and COMPOSED in func.attrs else contextlib.nullcontext()
     with logs.following(), keeping_registers(), layouts, divided, remainders, composed, tiles, proving(), mending():
-        yield
+        with compiling_as_c():
+            yield
 
 
 @contextlib.contextmanager
