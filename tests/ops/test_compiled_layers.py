@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
@@ -121,6 +123,21 @@ def test_one_gather_serves_siblings_in_a_graph(mesh: DeviceMesh):
 
     torch.compile(through, backend=seen, fullgraph=True)(made, tokens(8))
     assert sum("column_parallel" in str(target) for target in targets) == LAYERS
+
+
+def test_graphs_of_a_training_step_gather_tokens_once(mesh: DeviceMesh):
+    """Rows for the gradient of a weight are those of the forward GEMM: not gathered again in either graph."""
+    made, targets = blocks(mesh, True)[:1], []
+
+    def seen(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> Callable:
+        targets.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return make_boxed_func(graph.forward)
+
+    made[0].compile(backend=aot_autograd(fw_compiler=seen, partition_fn=min_cut_rematerialization_partition))
+    after(made, tokens(8))
+    forward, backward = targets
+    assert "tilescale.column_parallel.default" in forward and "aten.mm.default" in backward
+    assert "tilescale.all_gather.default" not in forward + backward
 
 
 def test_siblings_in_graphs_of_their_own(mesh: DeviceMesh):

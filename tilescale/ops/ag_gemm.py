@@ -225,8 +225,7 @@ def _products(
         return gathered_products(a, weights, biases, scales, keeps, team, partial(_ended, activation, gated))
     results, gathered = _overlapped(a, weights, bias, scales, team, activation, gated, places)
     if keeps:
-        gathered[team.rank].copy_(a)
-        results.append(gathered.flatten(0, 1).clone())
+        results.append(torch.cat([a if rank == team.rank else rows for rank, rows in enumerate(gathered)]))
         workspace_of(team).was_read()
     return results
 

@@ -81,7 +81,7 @@ class ParallelLinear(nn.Linear):
             src_data_rank: the rank of the mesh whose parameters all take, as for
                 `torch.distributed.tensor.distribute_tensor`; None if they are alike already: each takes its own.
             keep_gathered: whether a column-parallel layer keeps the gathered tokens for its backward pass, ranks times
-                the memory of its input; else they are gathered again.
+                the memory of its input; else they are gathered again, but in compiled graphs.
 
         Returns:
             The layer itself, of its new class.
@@ -277,7 +277,9 @@ def local_tensor(x: Any) -> Any:
 def _gathered(x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch.Tensor]:
     """The layers' outputs for the tokens of all ranks."""
     weights, biases = _operands(layers)
-    keeps = layers[0].keep_gathered and torch.is_grad_enabled()
+    trains = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
+    # PyTorch recomputes no operators in a backward graph: it would gather again in the forward graph, and keep that.
+    keeps = trains and (layers[0].keep_gathered or torch.compiler.is_compiling())
     made = column_parallel(x, weights, biases, layers[0].group, spelled(layers[0].float8), keeps)
     return made[: len(layers)]
 

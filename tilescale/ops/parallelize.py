@@ -57,7 +57,7 @@ def parallelize_module(
         float8: how the products of TileScale's layers are rounded to float8, `Float8()`; the computation is in bfloat16
             then.
         keep_gathered: whether gathered tokens are kept for the backward pass: a gather less for each block, for
-            ranks times the memory of its input.
+            ranks times the memory of its input. Compiled graphs always keep them, as PyTorch's do.
 
     Returns:
         The model. A `ColwiseParallel` linear layer whose output stays sharded, and a `RowwiseParallel` one, become
