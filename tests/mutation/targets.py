@@ -202,6 +202,7 @@ TARGETS = (
     _persistent("collectives", "chains"),
     _persistent("phases"),
     _persistent("rewrite"),
+    _persistent("ring", "streams"),
     _persistent("streams", "streams"),
     _persistent("task_body"),
     _persistent("tasks"),

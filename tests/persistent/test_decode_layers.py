@@ -236,11 +236,11 @@ def compare(
     "form", [{}, {"page": 16, "pages": 1024}, {"weights": FLOAT8}], ids=["plain", "pages", "float8"]
 )
 def test_sixteen_sequences_compile(form: dict[str, Any]):
-    """Their tasks of attention have several tiles of keys; the ring of weights takes what shared memory those leave."""
+    """Their tasks of attention have several tiles of keys, which go through the ring of weights where they can."""
     machine = Machine.load("h200-sxm-8")
     with tilescale.use_machine(machine):
         func = decode_layers(LayerSizes(16, **form))
-    assert "cp_async_wait" in source(persistent(func, machine)[0])
+    assert ("cp_async_wait" if form else "K_desc") in source(persistent(func, machine)[0])
 
 
 def test_parts_of_an_indivisible_number_of_steps():

@@ -38,6 +38,9 @@ IN_ORDER = "tilescale.in_order"
 TASKS = "tilescale.tasks"
 """Launch annotation: signals and waits order tasks of one device, and nothing relies on the order of collectives."""
 
+AHEAD = "tilescale.ahead"
+"""Launch annotation: data variable of a tensor of which bulk copies read nothing that the launch has written -> 1."""
+
 BUILDER = "tilescale.builder"
 """Attribute of a function: the name of the `ProgramBuilder` that traced it."""
 

@@ -63,11 +63,14 @@ class BoundVariables:
     def known(self, expr: ir.PrimExpr) -> Any:
         """An expression in variables from outside and the running ones; None if it depends on memory. Elements of
         `steady` tensors are allowed if they are the same for all values of these variables."""
-        while used := ir.variables(expr) & self.values.keys():
-            if any(self.values[var] is None for var in used):
-                return None
+        expr = self.inlined(expr)
+        return None if ir.variables(expr) & self.values.keys() or ir.contains(expr, self._varies) else expr
+
+    def inlined(self, expr: ir.PrimExpr) -> Any:
+        """An expression with the definitions of its variables in their place, but of those read from memory."""
+        while used := {var for var in ir.variables(expr) if self.values.get(var) is not None}:
             expr = ir.substitute(expr, {var: self.values[var] for var in used})
-        return None if ir.contains(expr, self._varies) else expr
+        return expr
 
     def _varies(self, node: ir.Node) -> bool:
         if isinstance(node, ir.BufferLoad):

@@ -21,7 +21,7 @@ from tilescale.passes.declined import Declined
 from tilescale.passes.persistent.dependences import Need, needs_of
 from tilescale.passes.persistent.phases import Grid, Phases, phases_of
 from tilescale.passes.persistent.placement import Placement, placed
-from tilescale.passes.persistent.streams import Ring
+from tilescale.passes.persistent.ring import Ring
 from tilescale.passes.persistent.task_body import TaskWriter
 from tilescale.passes.persistent.tasks import Tasks
 from tilescale.passes.persistent.unroll import unrolled
@@ -31,7 +31,7 @@ from tilescale.passes.structure import structure
 from tilescale.program.effects import ProgramNames
 from tilescale.program.grids import grid_of
 from tilescale.program.model import GridPhase, Launch
-from tilescale.program.ops import FLAGS, IN_ORDER, SCALE, TASKS
+from tilescale.program.ops import AHEAD, FLAGS, IN_ORDER, SCALE, TASKS
 from tilescale.program.tile_boxes import TileAccesses
 
 
@@ -57,7 +57,8 @@ def persistent(func: ir.PrimFunc, machine: Machine) -> tuple[ir.PrimFunc, Tasks]
     placements = placed([found.grid.count for found in accesses], machine)
     loops = [grid.loop for grid in phases.grids]
     needs = needs_of(accesses, loops, phases.names, placements[0].blocks)
-    return _launched(func, phases, placements, needs, machine), Tasks(phases.grids, tuple(placements), tuple(needs))
+    tasks = Tasks(phases.grids, tuple(placements), tuple(needs))
+    return _launched(func, phases, accesses, placements, needs, machine), tasks
 
 
 def _accesses(grid: Grid, names: ProgramNames, machine: Machine) -> TileAccesses:
@@ -69,10 +70,11 @@ def _accesses(grid: Grid, names: ProgramNames, machine: Machine) -> TileAccesses
 
 
 def _launched(
-    func: ir.PrimFunc, phases: Phases, placements: Sequence[Placement], needs: Sequence[Need], machine: Machine
-) -> ir.PrimFunc:
+    func: ir.PrimFunc, phases: Phases, accesses: Sequence[TileAccesses], placements: Sequence[Placement],
+    needs: Sequence[Need], machine: Machine,
+) -> ir.PrimFunc:  # fmt: skip
     block, first = ir.Var("block", "int32"), phases.grids[0].launch
-    ring = Ring.of(phases, placements, block, machine)
+    ring = Ring.of(phases, accesses, placements, block, machine)
     tasks = TaskWriter(phases.grids, needs, phases.names, machine, ring)
     threads = {axis: var for var, axis in first.thread_vars}
     stmts = [] if ring is None else ring.begin
@@ -109,6 +111,7 @@ def _notes(launches: Sequence[Launch], flags: Sequence[ir.Buffer], ring: Ring | 
     notes[FLAGS] = {**notes.get(FLAGS, {}), **{buffer.data: ir.IntImm("int32", 1) for buffer in flags}}
     if ring is not None:
         notes["barrier_init"] = {ring.full.data: [ir.IntImm("int32", 1)] * ring.stages}
+        notes[AHEAD] = {root: ir.IntImm("int32", 1) for s in ring.streams if s is not None for root in s.roots}
     return notes
 
 

@@ -1,348 +1,191 @@
 # SPDX-License-Identifier: MIT
-"""Tiles of weights loaded ahead across tasks: one ring in shared memory, which all phases fill.
+"""The loads of a phase that may run ahead of its tasks: tiles of weights and caches, in pipelined loops.
 
-Before: a task has a pipelined loop over tiles of a tensor that no phase writes, as weights. Its loads begin when the
-task does, so memory idles while a block waits for other tasks, and at the begin and the end of each.
-After: the loads of a block are numbered through all of its tasks, in their order. Load n goes to stage n % stages of
-the ring, and is issued as soon as the use of load n - stages is over, even in another task or iteration of a loop of
-phases. They depend on nothing, so they never wait for other tasks. A block has as many bytes in flight as the ring
-holds.
+They read tensors that no task has written before: weights, or a cache that the task itself adds to, behind its loads.
+The loads of a task are numbered in the order in which it uses their tiles.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from tilelang_core import ir, tiles, tl
-from tilelang_core import rewrite as tir
-from tilescale.hda import Machine
-from tilescale.passes.persistent.phases import Grid, Loop, Phases
-from tilescale.passes.persistent.placement import Placement
+from tilescale.passes.declined import Declined
+from tilescale.passes.persistent.phases import Grid
 from tilescale.program.effects import ProgramNames
-from tilescale.program.footprint import fullest, stages_of, tile_bytes
-from tilescale.program.model import bytes_of
+from tilescale.program.footprint import stages_of
+from tilescale.program.tile_boxes import TileAccesses
 
 BULK_BYTES, BOX_EXTENT = 16, 256
 """Bulk copies take rows of multiples of these bytes, and at most this many rows (PTX ISA, cp.async.bulk.tensor)."""
 
-COMPILERS = 8 << 10
-"""Bytes of shared memory left to the compiler: barriers, reductions over threads."""
 
-IN_FLIGHT = 64 << 10
-"""Bytes that a block loads at once, at most, but two tiles. A signal waits until its block's stores are visible, which
-queue behind these loads; memory has its full rate from 48 KiB on (H200)."""
+@dataclass(frozen=True)
+class Load:
+    """A copy of a tile from memory.
 
-AHEAD = 32 << 10
-"""The same for loads of later phases: signals at the end of a phase wait for fewer bytes."""
+    Attributes:
+        source: the region that it reads, in terms of the grid's indices and of loops' variables.
+        tile: where it puts that.
+        first: loads before it in an iteration of the innermost loop.
+        path: the loops around it, the innermost first: the loads before the loop in an iteration of the one around it,
+            the loop, and the loads of an iteration of its own.
+    """
 
-MOST = 16
-"""Stages of a ring, at most."""
+    stmt: ir.Evaluate
+    source: ir.Call
+    tile: ir.Buffer
+    first: int
+    path: list[tuple[int, ir.For, int]] = field(default_factory=list)
+
+    @property
+    def loop(self) -> ir.For:
+        return self.path[0][1]
+
+    @property
+    def number(self) -> Any:
+        """Its number among the loads of its task."""
+        return sum((loop.loop_var * each + first for first, loop, each in self.path), ir.IntImm("int32", self.first))
+
+    def iteration(self, number: Any) -> dict[ir.Var, Any]:
+        """Values of the loops' variables for a number."""
+        found: dict[ir.Var, Any] = {}
+        for first, loop, each in reversed(self.path):
+            found[loop.loop_var], number = (number - first) // each, (number - first) % each
+        return found
+
+    def has(self, number: Any) -> Any:
+        """Whether it has a number among the loads of its task."""
+        conditions: list[Any] = []
+        for first, loop, each in reversed(self.path):
+            conditions += [first <= number, number < first + loop.extent * each]
+            number = (number - first) % each
+        return ir.simplify(functools.reduce(ir.And, [*conditions, number.equal(self.first)]), {})
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The loop of a phase whose tiles are loaded ahead.
+    """The loads of a phase.
 
     Attributes:
-        around: serial loops around it, the outermost first.
-        load: its copy from memory, as a statement of its body.
-        tile: where that puts a tile.
+        order: those of a task, by their places in `loads`.
+        roots: the tensors that they read.
     """
 
     grid: Grid
-    loop: ir.For
-    around: list[ir.For]
-    load: ir.Evaluate
-    tile: ir.Buffer
+    loads: list[Load]
+    order: list[int]
+    roots: set[ir.Var]
 
-    @functools.cached_property
+    @property
     def trips(self) -> int:
         """Loads of a task."""
-        return math.prod(ir.integer(loop.extent) for loop in (*self.around, self.loop))
+        return len(self.order)
 
     @property
-    def number(self) -> Any:
-        """The number of a load among those of its task."""
-        number: Any = ir.IntImm("int32", 0)
-        for loop in (*self.around, self.loop):
-            number = number * loop.extent + loop.loop_var
-        return number
-
-    def iteration(self, number: Any) -> dict[ir.Var, Any]:
-        """Values of the loops' variables at a load."""
-        found: dict[ir.Var, Any] = {}
-        for loop in (self.loop, *reversed(self.around)):
-            found[loop.loop_var], number = number % loop.extent, number // loop.extent
-        return found
+    def forms(self) -> set[tuple[str, ...]]:
+        """Extents and type of each tile."""
+        return {(*map(str, load.tile.shape), str(load.tile.dtype)) for load in self.loads}
 
     @property
-    def form(self) -> tuple[str, ...]:
-        """Extents and type of the tile."""
-        return (*map(str, self.tile.shape), str(self.tile.dtype))
+    def loops(self) -> list[tuple[ir.For, list[int]]]:
+        """The innermost loops, and the places of their loads."""
+        places = itertools.groupby(range(len(self.loads)), lambda place: self.loads[place].loop)
+        return [(loop, list(of)) for loop, of in places]
+
+    def uses(self, place: int) -> list[int]:
+        """The statements of the loop of a load that use its tile, by their numbers."""
+        load = self.loads[place]
+        numbered = enumerate(ir.in_order(load.loop.body))
+        return [n for n, stmt in numbered if not stmt.same_as(load.stmt) and _used(stmt, load.tile)]
 
     @classmethod
-    def of(cls, grid: Grid, names: ProgramNames, written: Collection[ir.Var]) -> Stream | None:
-        """The stream of a phase with one pipelined loop, outside of branches, that only loads such tiles."""
-        loops = [node for node in ir.statements(grid.phase.stmt) if stages_of(node)]
-        around = _around(loops[0], grid.phase.stmt) if len(loops) == 1 else None
-        if around is None:
-            return None
-        (loop,) = loops
-        loads = [s for s in ir.statements(loop.body) if any(names.shared(a.root) for a in names.effects(s).accesses)]
-        if not all(map(_is_counted, (*around, loop))) or len(loads) != 1 or not _is_bulk(loads[0]):
-            return None
-        (load,) = loads
-        source, target = ir.regions_of_copy(load.value)
-        tile = ir.region_parts(target)[0]
-        known = {*grid.launch.programs, *(() if grid.loop is None else (grid.loop.var,))}
-        known |= {each.loop_var for each in (*around, loop)}
-        is_placed = all(ir.variables(begin) <= known for begin in ir.region_parts(source)[1])
-        read = {access.root for access in names.effects(load).reads}
-        if read & set(written) or not is_placed or _used(grid.phase.stmt, tile) != _used(loop, tile):
-            return None
-        return cls(grid, loop, around, load, tile)
+    def of(cls, grid: Grid, accesses: TileAccesses, names: ProgramNames, written: Collection[ir.Var]) -> Stream | None:
+        """The stream of a phase whose pipelined loops, outside of branches, only load such tiles; None for others.
 
-
-class Ring:
-    """The ring of a launch.
-
-    Args:
-        grids: the phases.
-        streams: of each phase, None where it has none; all of one form.
-        block: the number of the block.
-
-    Attributes:
-        ring, full: its tiles, and the mbarriers of its stages, which count the bytes of a tile.
-        flight, ahead: loads in flight, at most, when one of the same phase is issued, or one of a later phase.
-        spans: for each phase, the loads of a block before it and until its end; in a loop, of the first iteration.
-        begin: statements that compute these numbers.
-    """
-
-    def __init__(
-        self,
-        grids: Sequence[Grid],
-        streams: Sequence[Stream | None],
-        placements: Sequence[Placement],
-        block: ir.Var,
-        stages: int,
-    ):
-        self.grids, self.streams, self.placements, self.block, self.stages = grids, streams, placements, block, stages
-        tile = next(stream.tile for stream in streams if stream is not None)
-        size = bytes_of(tile.shape, str(tile.dtype)) or 1
-        self.flight, self.ahead = (min(max(most // size, 2), stages) for most in (IN_FLIGHT, AHEAD))
-        self.ring = tir.local_buffer("ring", [stages, *tile.shape], str(tile.dtype), tile.scope())
-        self.full = tir.local_buffer("full", [stages], "uint64", "shared.barrier")
-        self.begin: list[ir.Stmt] = []
-        self.spans: list[tuple[Any, Any]] = []
-        self.loops: dict[Loop, _LoopLoads] = {}
-        before: Any = ir.IntImm("int32", 0)
-        for loop, numbers in self._runs():
-            start = before
-            for number in numbers:
-                stream = streams[number]
-                more = 0 if stream is None else placements[number].turns(block) * stream.trips
-                end = self._number(f"loads{number}", before + more)
-                self.spans.append((before, end))
-                before = end
-            if loop is not None:
-                end, before = before, self._number("loads_all", start + (before - start) * loop.count)
-                self.loops[loop] = _LoopLoads(start, end, before)
-        for begin, end in ((0, self.flight), (self.flight, stages)):
-            if begin < end:
-                number = ir.Var("load", "int32")
-                zero = np.zeros((1, self._executed[1].shape[1]), int)
-                first = self._load(number, self._phases_of(zero + begin, zero + end), begin)
-                self.begin.append(ir.For(number, begin, end - begin, ir.ForKind.SERIAL, first))
-
-    @classmethod
-    def of(cls, phases: Phases, placements: Sequence[Placement], block: ir.Var, machine: Machine) -> Ring | None:
-        """The ring of a program's phases; None where none has such tiles, or shared memory is full."""
-        if not machine.has("tma", machine.program_level.name):
-            return None
-        written = {a.root for g in phases.grids for a in phases.names.all_effects(g.phase.stmt).writes}
-        streams = [Stream.of(grid, phases.names, written) for grid in phases.grids]
-        forms = [stream.form for stream in streams if stream is not None]
-        if not forms:
-            return None
-        form = max(sorted(set(forms)), key=forms.count)
-        streams = [s if s is not None and s.form == form else None for s in streams]
-        stages = min([_stages(phases, streams, machine), *_in_iterations(phases.grids, streams, placements)])
-        return cls(phases.grids, streams, placements, block, stages) if stages > 1 else None
-
-    def used(self, number: int, task: ir.Var, body: ir.Stmt) -> ir.Stmt:
-        """The statements of a task of a phase with its tiles from the ring, which it fills again."""
-        stream = self.streams[number]
-        if stream is None:
-            return body
-        loop, turn = self.grids[number].loop, task // self.placements[number].blocks
-        load, mine = ir.Var("load", "int32"), self.spans[number][0] + turn * stream.trips + stream.number
-        iterations = 0 if loop is None else loop.index * self.loops[loop].each
-        stage = load % self.stages
-
-        def enter(node: ir.Node) -> Any:
-            if node.same_as(stream.load):
-                return self._landed(load)
-            return None
-
-        def leave(node: ir.Node) -> Any:
-            if isinstance(node, ir.BufferLoad) and node.buffer.data.same_as(stream.tile.data):
-                return ir.BufferLoad(self.ring, [stage, *node.indices])
-            if tiles.is_region(node) and tiles.first_element(node).buffer.same_as(self.ring):
-                return tiles.with_leading_one(node)
-            return None
-
-        used = tir.rewrite(stream.loop.body, enter=enter, leave=leave)
-        refill = self._load(load + self.stages, self._reached(number), self.flight, number, loop, mine + self.stages)
-        inner = tir.sequence([ir.Bind(load, mine + iterations), used, refill])
-        again = ir.For(stream.loop.loop_var, 0, stream.loop.extent, ir.ForKind.SERIAL, inner)
-        return tir.rewrite(body, enter=lambda node: tir.at(again, stream.loop) if node.same_as(stream.loop) else None)
-
-    def _runs(self) -> Iterator[tuple[Loop | None, list[int]]]:
-        """The numbers of phases, those of a loop together."""
-        for loop, numbers in itertools.groupby(range(len(self.grids)), lambda number: self.grids[number].loop):
-            yield loop, list(numbers)
-
-    def _number(self, name: str, value: Any) -> ir.Var:
-        """A number that is computed before the first task."""
-        self.begin.append(ir.Bind(var := ir.Var(name, "int32"), ir.simplify(ir.int_node(value), {})))
-        return var
-
-    @functools.cached_property
-    def _executed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Phases as executed, with iterations of loops; first load of each, and the one after its last, by block."""
-        runs = [numbers * (1 if loop is None else loop.count) for loop, numbers in self._runs()]
-        order = np.concatenate(runs)
-        trips = [0 if stream is None else stream.trips for stream in self.streams]
-        counts = np.stack([trips[number] * self.placements[number].executed() for number in order])
-        ends = np.cumsum(counts, axis=0)
-        return order, ends - counts, ends
-
-    def _reached(self, number: int) -> list[int]:
-        """Phases to which the loads belong that tasks of phase `number` issue, one ring ahead."""
-        order, begins, ends = self._executed
-        return self._phases_of(begins[order == number] + self.stages, ends[order == number] + self.stages)
-
-    def _phases_of(self, first: np.ndarray, last: np.ndarray) -> list[int]:
-        """Phases with a load whose number is in a range of its block. first, last: bounds, (ranges, blocks)."""
-        order, begins, ends = self._executed
-        shared = np.maximum(begins, first[:, None]) < np.minimum(ends, last[:, None])
-        return sorted({int(phase) for phase in order[shared.any(axis=(0, 2))]})
-
-    def _load(
-        self, load: Any, phases: Sequence[int], flight: int,
-        of: int | None = None, here: Loop | None = None, in_first: Any = None,
-    ) -> ir.Stmt:  # fmt: skip
-        """Issue a load by its number, if it exists; it belongs to one of `phases`.
-
-        Args:
-            flight: loads that are not complete, at most, when it is issued; 0 for any number.
-            of: the phase whose task issues it. If it is of another one, fewer loads are in flight.
-            here: the loop whose iteration issues it. It has at least as many loads as there are stages, so the load is
-                of this iteration or the next one.
-            in_first: the number that the load would have if this iteration were the first one.
+        `written`: tensors that other phases write.
         """
-        stmts: list[ir.Stmt] = []
-        flights = {number: self.ahead if of not in (None, number) else flight for number in phases}
-        for loop, numbers in self._runs():
-            among = [number for number in numbers if number in phases]
-            if loop is None or loop is not here:
-                values = {} if loop is None else {loop.var: ir.IntImm("int32", loop.begin)}
-                stmts += [self._of_phase(number, load, values, flights[number]) for number in among]
-            elif among:
-                loads, again, rest = self.loops[loop], ir.Var("again", "int32"), ir.Var("rest", "int32")
-                names = [
-                    ir.Bind(again, ir.Select(loads.first <= in_first, ir.IntImm("int32", 1), ir.IntImm("int32", 0))),
-                    ir.Bind(rest, in_first - again * loads.each),
-                ]
-                values = {loop.var: loop.var + again}
-                each = [self._of_phase(number, rest, values, flights[number], load) for number in among]
-                stmts += [*names, ir.IfThenElse(loop.index + again < loop.count, tir.sequence(each), None)]
-        return tir.sequence(stmts)
+        search = _Search(accesses, names)
+        try:
+            order = search.order(grid.phase.stmt)
+        except Declined:
+            return None
+        loads = search.loads
+        roots = {access.root for load in loads for access in names.effects(load.stmt).reads}
+        found = cls(grid, loads, order, roots)
+        known = {*grid.launch.programs, *(() if grid.loop is None else (grid.loop.var,))}
+        is_fit = order and not roots & set(written) and all(found._is_fit(load, known) for load in loads)
+        is_apart = all(found._is_first(root, accesses, names) for root in roots)
+        return found if is_fit and is_apart and all(map(found._is_in_order, found.loops)) else None
 
-    def _of_phase(
-        self, number: int, load: Any, values: dict[ir.Var, Any], flight: int, issued: Any = None
-    ) -> ir.Stmt:
-        """Issue a load if it belongs to phase `number`. Its number is `load` in the first iteration of a loop, and
-        `issued` in its own."""
-        stream, placement, (before, end) = self.streams[number], self.placements[number], self.spans[number]
-        assert stream is not None
-        mine = load - before
-        task = placement.task(self.block, mine // stream.trips)
-        values = {**values, **stream.grid.indices(task), **stream.iteration(mine % stream.trips)}
-        issued = load if issued is None else issued
-        stage = issued % self.stages
-        full = ir.BufferLoad(self.full, [stage])
-        shape = [int(n) for n in self.ring.shape[1:]]
-        target = tir.region(self.ring, [stage, *[0] * len(shape)], [1, *shape], "w")
-        source = ir.regions_of_copy(ir.substitute(stream.load, values).value)[0]
-        copy = tir.tile_call("tma_copy", source, target, barrier=full, is_tma_copy=1)
-        arrive = tir.evaluate(tir.call(tl.ARRIVE_BARRIER, full))
-        elected = ir.IfThenElse(tir.elected(stream.grid.launch.thread_count), arrive, None)
-        paced = [self._landed(issued - flight)] if 0 < flight < self.stages else []
-        return ir.IfThenElse(ir.And(before <= load, load < end), tir.sequence([*paced, copy, elected]), None)
+    def _is_fit(self, load: Load, known: set[ir.Var]) -> bool:
+        """Whether the place of a load follows from the numbers of its task, and only its loop uses its tile."""
+        names = known | {loop.loop_var for _, loop, _ in load.path}
+        is_placed = all(ir.variables(begin) <= names for begin in ir.region_parts(load.source)[1])
+        return is_placed and _used(self.grid.phase.stmt, load.tile) == _used(load.loop, load.tile)
 
-    def _landed(self, load: Any) -> ir.Stmt:
-        """Wait until a load is complete."""
-        full = ir.BufferLoad(self.full, [load % self.stages])
-        return tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, full, load // self.stages % 2))
+    def _is_in_order(self, loop: tuple[ir.For, list[int]]) -> bool:
+        """Whether loads are statements of their loop's body, and a tile is used before the next one is."""
+        uses = [self.uses(place) for place in loop[1]]
+        body = ir.in_order(loop[0].body)
+        is_here = all(any(map(self.loads[place].stmt.same_as, body)) for place in loop[1])
+        return is_here and all(uses) and all(one[-1] < other[0] for one, other in itertools.pairwise(uses))
+
+    def _is_first(self, root: ir.Var, accesses: TileAccesses, names: ProgramNames) -> bool:
+        """Whether the loads come before all writes of what they read, if no other phase writes the tensor.
+
+        A task writes behind them, and in another iteration of the loop of phases other elements. Tasks of a phase are
+        unordered, so other ones write other elements.
+        """
+        stmts, loop = list(ir.statements(self.grid.phase.stmt)), self.grid.loop
+        writing = [n for n, stmt in enumerate(stmts) if root in {a.root for a in names.effects(stmt).writes}]
+        if not writing:
+            return True
+        outer = [load.path[-1][1] for load in self.loads]
+        ends = [n + len(list(ir.statements(stmt))) for n, stmt in enumerate(stmts) if any(map(stmt.same_as, outer))]
+        is_apart = loop is None or accesses.form(root) is not None and bool(accesses.dimensions_at(root, loop.var))
+        return is_apart and min(writing) >= max(ends)
 
 
-@dataclass(frozen=True)
-class _LoopLoads:
-    """Loads of a block until the begin of a loop of phases, until the end of its first iteration, and of its last."""
+class _Search:
+    """The walk over a phase. `loads`: those found."""
 
-    start: Any
-    first: Any
-    last: Any
+    def __init__(self, accesses: TileAccesses, names: ProgramNames):
+        self.accesses, self.names = accesses, names
+        self.loads: list[Load] = []
 
-    @property
-    def each(self) -> Any:
-        """Those of an iteration."""
-        return self.first - self.start
+    def order(self, stmt: ir.Stmt, first: int = 0, inside: bool = False) -> list[int]:
+        """The loads of a statement in order, by their places in `loads`. Raises Declined: it does more.
 
-
-def _stages(phases: Phases, streams: Sequence[Stream | None], machine: Machine) -> int:
-    """Stages of a ring that fit in shared memory with the other tiles of each phase."""
-    room = machine.capacity(machine.layer_for("shared").name) - COMPILERS
-    taken, size = 0, 1
-    for grid, stream in zip(phases.grids, streams, strict=True):
-        if stream is None:
-            taken = max(taken, fullest(grid.phase, grid.launch, phases.names, machine).nbytes)
-        else:
-            sizes = tile_bytes(machine, grid.launch, phases.names, ir.SHARED)
-            size = sizes.pop(stream.tile.data)
-            taken = max(taken, sum(sizes.values()))
-    return min((room - taken) // size, MOST)
-
-
-def _in_iterations(
-    grids: Sequence[Grid], streams: Sequence[Stream | None], placements: Sequence[Placement]
-) -> list[int]:
-    """For each loop of phases, the fewest loads in an iteration of a block that has any."""
-    counts: dict[Loop, np.ndarray] = {}
-    for grid, stream, placement in zip(grids, streams, placements, strict=True):
-        if grid.loop is not None and stream is not None:
-            counts[grid.loop] = counts.get(grid.loop, 0) + stream.trips * placement.executed()
-    return [int(each[each > 0].min()) for each in counts.values()]
-
-
-def _around(loop: ir.For, stmt: ir.Stmt) -> list[ir.For] | None:
-    """The serial loops around a loop, the outermost first; None where it is not in a statement, or in a branch."""
-    if stmt.same_as(loop):
-        return []
-    if isinstance(stmt, ir.SeqStmt):
-        return next((found for inner in stmt.seq if (found := _around(loop, inner)) is not None), None)
-    if not isinstance(stmt, ir.AttrStmt | ir.For) or isinstance(stmt, ir.For) and stmt.kind != ir.ForKind.SERIAL:
-        return None
-    found = _around(loop, stmt.body)
-    return [stmt, *found] if found is not None and isinstance(stmt, ir.For) else found
+        first: loads before it in the iteration of the loop around it. inside: whether a pipelined loop is around it.
+        """
+        if not inside and not any(stages_of(inner) for inner in ir.statements(stmt)):
+            return []
+        if isinstance(stmt, ir.SeqStmt):
+            found: list[int] = []
+            for inner in stmt.seq:
+                found += self.order(inner, first + len(found), inside)
+            return found
+        if isinstance(stmt, ir.AttrStmt):
+            return self.order(stmt.body, first, inside)
+        if not any(self.names.shared(a.root) for a in self.names.all_effects(stmt).accesses):
+            return []
+        if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.SERIAL and _is_counted(stmt):
+            before = len(self.loads)
+            each = self.order(stmt.body, 0, inside or bool(stages_of(stmt)))
+            for load in self.loads[before:]:
+                load.path.append((first, stmt, len(each)))
+            return each * ir.integer(stmt.extent)
+        if not _is_bulk(stmt):
+            raise Declined("other accesses in a loop of loads")
+        source, target = ir.regions_of_copy(stmt.value)
+        tile = ir.region_parts(target)[0]
+        self.loads.append(Load(stmt, self.accesses.inside.inlined(source), tile, first))
+        return [len(self.loads) - 1]
 
 
 def _is_counted(loop: ir.For) -> bool:

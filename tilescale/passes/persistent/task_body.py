@@ -17,7 +17,7 @@ from tilescale.passes.persistent.counters import Counter
 from tilescale.passes.persistent.dependences import Need
 from tilescale.passes.persistent.phases import Grid, Loop
 from tilescale.passes.persistent.placement import Task
-from tilescale.passes.persistent.streams import Ring
+from tilescale.passes.persistent.ring import Ring
 from tilescale.program.effects import ProgramNames
 from tilescale.program.operations import TileView, operation
 from tilescale.program.ops import SCALE

@@ -4,11 +4,12 @@
 Before: a loop that waits for a stage of a ring by its mbarrier, uses the stage, and fills it again by `T.tma_copy`. Its
 threads synchronize before the load. After: they arrive at a second mbarrier of the stage and go on. The producer runs
 the same loops, waits for these arrivals, and loads. So loads do not wait for other statements of the program, nor do
-those wait for loads. Declines loads of tensors that the program writes, and waits for other devices: both order loads.
+those wait for loads. Declines loads of what the program has written, and waits for other devices: both order loads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from tilescale.backends.tilelang.lowering.role_graph.split import apart, produce
 from tilescale.backends.tilelang.ptx import WARP
 from tilescale.passes.declined import Declined
 from tilescale.passes.mod_analysis import device_flags
+from tilescale.program import ops
 from tilescale.program.effects import names_of, statements
 from tilescale.program.model import Program
 
@@ -38,7 +40,8 @@ def lower(phase: Phase) -> Phase:
         return phase
     names = names_of(phase.program)
     read = frozenset(a.root for load in loads for a in names.effects(load).reads if names.shared(a.root))
-    if read & _written(phase.program) or set(names.all_effects(phase.stmt).flags) - device_flags(phase.program):
+    late = read - set(dict(phase.launch.notes).get(ops.AHEAD, ()))
+    if late & _written(phase.program) or set(names.all_effects(phase.stmt).flags) - device_flags(phase.program):
         return phase
     graph = producer_graph(phase.launch, phase.target.machine, phase.stmt, _has_loads)
     rings = _Rings(phase)
@@ -85,17 +88,23 @@ class _Rings(Stage):
         return self.stmt(node) if isinstance(node, ir.Stmt) and _has_loads(node) else None
 
     def _in_order(self, stmts: list[ir.Stmt]) -> list[ir.Stmt]:
-        """Statements in order: the last ones load into the stage that was waited for, or none does."""
-        waits = [n for n, stmt in enumerate(stmts) if _is_wait(stmt)]
-        first = next((n for n, stmt in enumerate(stmts) if waits and n > waits[0] and _only_loads(stmt)), len(stmts))
-        loads = stmts[first:]
-        if not all(isinstance(stmt, ir.Bind) or _only_loads(stmt) for stmt in loads):
-            raise Declined("statements after a load into a stage that has been used")
-        if loads and (len(waits) > 1 or _barriers(loads) != {_full(stmts[waits[0]]).buffer.data}):
-            raise Declined("loads into other stages than the one that has been used")
-        found = [stmt if not _has_loads(stmt) else self.stmt(stmt) for stmt in stmts[:first]]
-        self._has_waited |= bool(waits)
-        return [*found, *(self._refilled(stmts[waits[0]], loads) if loads else [])]
+        """Statements in order: each load is into the stage of the one wait since the loads before, or nothing waits."""
+        found: list[ir.Stmt] = []
+        waits: list[ir.Evaluate] = []
+        while stmts:
+            count = _leading_loads(stmts) if waits else 0
+            loads, stmts = stmts[:count], stmts[count:]
+            if loads:
+                if len(waits) > 1 or _barriers(loads) != {_full(waits[0]).buffer.data}:
+                    raise Declined("loads into other stages than the one that has been used")
+                found += self._refilled(waits.pop(), loads)
+                continue
+            stmt, *stmts = stmts
+            if _is_wait(stmt):
+                waits.append(stmt)
+                self._has_waited = True
+            found.append(self.stmt(stmt) if _has_loads(stmt) else stmt)
+        return found
 
     def _refilled(self, wait: ir.Evaluate, loads: list[ir.Stmt]) -> list[ir.Stmt]:
         """The threads release the stage that they have waited for, and the producer fills it when all have."""
@@ -106,6 +115,12 @@ class _Rings(Stage):
             empty = self.empty[full.data] = self.mbarrier(f"{full.name}_empty", arrivals)
         refill = [mbarriers.wait(empty, stage, BarrierWait.of(wait.value).parity), *loads]
         return [mbarriers.arrive(empty, stage), _of_a_warp(tir.sequence(refill))]
+
+
+def _leading_loads(stmts: Sequence[ir.Stmt]) -> int:
+    """Number of loads at the begin, names between them included."""
+    count = next((n for n, s in enumerate(stmts) if not isinstance(s, ir.Bind) and not _only_loads(s)), len(stmts))
+    return next((n for n in range(count, 0, -1) if _only_loads(stmts[n - 1])), 0) if _only_loads(stmts[0]) else 0
 
 
 def _full(wait: ir.Evaluate) -> ir.BufferLoad:
