@@ -243,6 +243,16 @@ def test_sixteen_sequences_compile(form: dict[str, Any]):
     assert ("cp_async_wait" if form else "K_desc") in source(persistent(func, machine)[0])
 
 
+@pytest.mark.parametrize("batch", [4, 8], ids=["a task of a block", "several"])
+def test_keys_go_through_the_ring(batch: int, small: Machine):
+    """Of several tiles for each task; without races."""
+    sizes = LayerSizes(batch, 2, keys=192, layers=2, **SMALL)
+    assert sizes.tiles > 1
+    func, _ = persistent(decode_layers(sizes), small)
+    assert "tma_copy(T.region(K" in func.script()
+    compare(sizes, func, arguments(sizes), small, check="all")
+
+
 def test_parts_of_an_indivisible_number_of_steps():
     """More steps than blocks, and a prime number of them: each is a part, as activations of all of them do not fit."""
     steps = 137

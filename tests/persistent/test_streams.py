@@ -242,7 +242,7 @@ def test_tiles_that_are_used_together_are_not_loaded_ahead(small: Machine):
     assert not rings(together, small)
 
 
-def cached(behind: bool = True, apart: bool = True) -> Any:
+def cached(behind: bool = True, apart: bool = True, threads: int = 32) -> Any:
     """Iterations of two phases: the sums of the tiles of two caches, one after the other, to which tasks add a row.
 
     Args:
@@ -261,7 +261,7 @@ def cached(behind: bool = True, apart: bool = True) -> Any:
     ):
         for step in T.serial(steps):
             at = step if apart else 0
-            with T.Kernel(device=1, block=FEW, threads=32) as row:
+            with T.Kernel(device=1, block=FEW, threads=threads) as row:
                 w = T.alloc((HIGH, DEPTH), "bfloat16", level="l1")
                 c = T.alloc((HIGH, DEPTH), "bfloat16", level="l0")
                 T.copy(Z[row * HIGH, 0], c)
@@ -270,7 +270,7 @@ def cached(behind: bool = True, apart: bool = True) -> Any:
                     for i, j in T.Parallel(HIGH, DEPTH):
                         c[i, j] = (c[i, j] + w[i, j]) * 0.5
                 T.copy(c, Y[row * HIGH, 0])
-            with T.Kernel(device=1, block=FEW, threads=32) as row:
+            with T.Kernel(device=1, block=FEW, threads=threads) as row:
                 k, v = (T.alloc((HIGH, DEPTH), "bfloat16", level="l1") for _ in range(2))
                 o = T.alloc((HIGH, DEPTH), "bfloat16", level="l0")
                 T.copy(Y[row * HIGH, 0], o)
@@ -315,6 +315,13 @@ def test_a_cache_is_loaded_before_its_task_adds_to_it(small: Machine, monkeypatc
 @pytest.mark.parametrize("changes", [{"behind": False}, {"apart": False}])
 def test_what_a_task_has_written_before_is_not_loaded_ahead(changes: dict[str, bool], small: Machine):
     assert "tma_copy(K[" not in tilescale.compile(cached(**changes), machine=small, schedule="persistent").python
+
+
+@pytest.mark.parametrize("threads", [128, 256])
+def test_failures_of_waits_are_a_function_where_no_role_has_registers_of_its_own(threads: int, small: Machine):
+    """Each phase has waits, and a copy of what follows a failed one would fill the instruction cache."""
+    text = str(tilescale.compile(cached(threads=threads), machine=small, schedule="persistent").source)
+    assert ("warpgroup_reg_alloc" in text) != text.startswith("#define TILESCALE_TASKS"), text[:200]
 
 
 def rings(func: Any, machine: Machine) -> int:

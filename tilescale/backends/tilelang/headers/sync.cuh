@@ -32,8 +32,14 @@ __device__ inline void tell_host(const i64* report) {
   if (stop != 0) *reinterpret_cast<volatile i64*>(report[MIRROR]) = stop;
 }
 
-// The first failure of this rank: reported on all ranks, then all are stopped. Later ones are not reported.
-__device__ inline void fail(i64* report, Kind kind, int site, i64 index, i64 expected, i64 seen) {
+// The first failure of this rank: reported on all ranks, then all are stopped. Later ones are not reported. A launch of
+// many tasks has a wait for each, and does not fit in the instruction cache with a copy of this at each.
+#ifdef TILESCALE_TASKS
+#define TILESCALE_FAILURE __noinline__
+#else
+#define TILESCALE_FAILURE inline
+#endif
+__device__ TILESCALE_FAILURE void fail(i64* report, Kind kind, int site, i64 index, i64 expected, i64 seen) {
   i64 rank = report[RANK], slot = report[SLOT], stride = report[STRIDE], ranks = report[RANKS];
   i64* row = report + HEAD_WORDS + rank * ROW_WORDS;
   if (atomicCAS(reinterpret_cast<unsigned long long*>(row), EMPTY + 0ull, BEING_WRITTEN + 0ull) != EMPTY) return;

@@ -14,6 +14,7 @@ from tilescale.backends.tilelang.lowering.arguments import Argument, KernelParam
 from tilescale.backends.tilelang.lowering.phase import Phase
 from tilescale.errors import Location
 from tilescale.program.model import Program
+from tilescale.program.ops import TASKS
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,10 @@ def _nest(phase: Phase, body: ir.Stmt) -> ir.Stmt:
     on_chip = [b for b in (*launch.buffers, *phase.tiles) if b.scope() != "global" and b.data in used]
     annotations = {k: v for k, v in launch.notes if not k.startswith("tilescale.")}
     moments = f"#define TILESCALE_MOMENTS {phase.program.moments}\n" if phase.program.moments else ""
-    text = moments + prelude(phase.target.headers, *phase.headers) + phase.text
+    # A call would keep registers of roles from being reallocated.
+    has_far_failures = TASKS in dict(launch.notes) and not any(role.registers for role in phase.graph.roles)
+    tasks = "#define TILESCALE_TASKS\n" if has_far_failures else ""
+    text = moments + tasks + prelude(phase.target.headers, *phase.headers) + phase.text
     annotations["pragma_import_c"] = text + str(annotations.get("pragma_import_c", ""))
     if added := phase.graph.added:
         annotations[tl.LAUNCH_THREADS] = [launch.thread_count + added, 1, 1]
