@@ -14,6 +14,7 @@ import torch
 
 import tilescale
 from tests.comm.conftest import command, run_words
+from tests.halves import every_second_at_night
 from tests.ladder import NUMBERED, load
 
 
@@ -54,7 +55,7 @@ FORMS = {
 """Example -> its forms, and the arguments for which its docstring gives times."""
 
 
-@pytest.mark.parametrize("number", FORMS)
+@pytest.mark.parametrize("number", every_second_at_night(FORMS))
 def test_the_times_by_which_an_example_says_which_form_wins(number: int):
     names, cases = FORMS[number]
     said = example(number).__doc__.partition("When it wins:")[2].partition("\n\n")[0]

@@ -56,7 +56,9 @@ def test_waits_of_loads_are_made_by_who_loads():
     assert loads.index("tilescale::wait_by_producer<") < loads.index("tl::tma_load(")
 
 
-@pytest.mark.parametrize(("blocks", "senders", "kept"), [(12, 4, True), (132, 16, False)])
+@pytest.mark.parametrize(
+    ("blocks", "senders", "kept"), [pytest.param(12, 4, True, marks=pytest.mark.nightly), (132, 16, False)]
+)
 def test_roles_side_by_side_need_room_for_all_tiles(blocks: int, senders: int, kept: bool):
     """One role after the other, the slots of 16 senders reuse the memory of the loop's tiles."""
     func = programs.ag_gemm_senders(shape=(4096, 512, 512), blocks=blocks, senders=senders)

@@ -175,6 +175,7 @@ def iteration(text: str) -> str:
     return units[units.index("for (int k_1") : units.index("} else {", units.index("for (int k_1"))]
 
 
+@pytest.mark.nightly
 def test_attention_synchronizes_twice_less_than_it_exchanges():
     """Tiles that are not written in the loop need no barrier; the producer's tiles are handed over by its barriers."""
     text = first_kernel(attention(tile_n=64))

@@ -61,6 +61,7 @@ def test_a_product_with_large_tiles_and_a_gather_reaches_it_too():
     assert mine * 0.97 <= by_hand(22, 2, (m, 2 * n, k), 512, **AS_THERE)
 
 
+@pytest.mark.nightly
 def test_a_product_with_large_tiles_and_a_scatter_has_a_grid_behind():
     """By hand a tile adds up in the registers of its GEMM, where the compiler's additional sums do not fit."""
     m, n, k = LARGE
