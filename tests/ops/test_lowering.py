@@ -101,7 +101,7 @@ def loaded(stages: int) -> str:
         ),
         (
             lambda: program("all_to_all", 4, 512, "bfloat16", 4096, False),
-            [queued("A, inbox")],
+            [queued("A, G")],
         ),
     ],
     ids=[

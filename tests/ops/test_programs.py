@@ -294,10 +294,11 @@ def test_sums_of_products_everywhere(
 def test_parts_go_from_one_layout_to_another(size: int, P: int, Q: int, P2: int, width: int, chunk: int, dtype: str):
     kind = getattr(torch, dtype)
     x = [torch.randint(0, 99, (P, size, Q, width)).to(kind) for _ in range(size)]
-    shapes = (size, P, Q, width), (P2, size, P * Q // P2, width)
-    per_device = [[part, *(torch.full(s, -1).to(kind) for s in shapes)] for part in x]
+    given = [part[0] if P == 1 else part for part in x]
+    shapes = (P2, size, P * Q // P2, width), given[0].shape
+    per_device = [[part, *(torch.full(s, -1).to(kind) for s in shapes)] for part in given]
     tilescale.emulate(module("all_to_all").program(size, width, dtype, chunk, P == 1), per_device)
-    for r, (*_, got) in enumerate(per_device):
+    for r, (_, got, _) in enumerate(per_device):
         parts = [part[:, r].reshape(P2, -1, width) for part in x]
         assert torch.equal(got, torch.stack(parts, 1))
 

@@ -227,6 +227,37 @@ def test_what_is_left_out_would_race(name: str):
         tilescale.emulate(broken, arguments(changed, 2), machine=H200, time=False)
 
 
+def slots_behind_rows(devices: int, rows: int, before: bool) -> Any:
+    """A tensor whose parts have a dimension behind that of the rows, exchanged along it."""
+    shape = rows, devices, 3, WIDE
+
+    @T.prim_func
+    def f(X: T.Tensor(shape, "float32"), Y: T.Tensor(shape, "float32")):
+        with T.Kernel(device=devices, block=(rows, devices), threads=32) as (row, part):
+            made, come = (T.alloc(shape, "float32", level="l2") for _ in range(2))
+            if before:
+                with T.Scale("device"), T.Scale("block"):
+                    for i, j in T.Parallel(3, WIDE):
+                        made[row, part, i, j] = X[row, part, i, j] * 2
+            with T.Scale("device"):
+                T.all_to_all(made if before else X, come, dim=1)
+            with T.Scale("block"):
+                for i, j in T.Parallel(3, WIDE):
+                    Y[row, part, i, j] = come[row, part, i, j] + 1
+
+    return f
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize(("before", "local"), [(False, None), (False, "source"), (True, None)])
+def test_slots_behind_rows(devices: int, before: bool, local: str | None):
+    func = slots_behind_rows(devices, 5, before)
+    changed, schedule = overlapped(func, chunk=2, local=local)
+    (move,) = schedule.moves
+    assert move.overlapped and ("local rows from the source" in move.why) == (local is not None)
+    check_same(func, changed, arguments(func, devices))
+
+
 # -- what stays in order -----------------------------------------------------------------------------------------------
 
 

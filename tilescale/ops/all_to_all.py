@@ -2,9 +2,10 @@
 """All-to-all: part j of every rank's tensor goes to rank j.
 
 Cut along one dimension and joined along another it changes what a tensor is split by: from tokens to heads and back, as
-Ulysses attention does (Jacobs et al., arXiv:2309.14509). Parts of large tensors are sent in their layout, and copied
-into the result as they arrive, without a transposition before or after. Small ones are transposed around one kernel, as
-long as a copy queue takes longer by the machine model.
+Ulysses attention does (Jacobs et al., arXiv:2309.14509). The program is sequential. By its schedule the copy queue
+sends parts of large tensors in their layout, and blocks copy them into the result as they arrive, without a
+transposition before or after. Small ones are transposed around one kernel, as long as a copy queue takes longer by the
+machine model.
 """
 
 import math
@@ -17,12 +18,13 @@ from tilescale.comm import Team
 from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_divides, check_tensor, dense
 from tilescale.ops.group import collective, group_name, size_of, team_of
-from tilescale.ops.kernels import kernel
+from tilescale.ops.kernels import kernel, scheduled
 from tilescale.ops.layout import CHUNKS, THREADS, WIDTHS, chunk_rows, dtype_of, join, split, tile_rows
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.strategy import exchanges_as_a_whole
 from tilescale.ops.workspace import workspace_of
+from tilescale.passes.overlap.schedule import SOURCE, Move
 
 
 @plain_calls_repeat
@@ -71,10 +73,11 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
 
 
 def _exchange(given: torch.Tensor, result: torch.Tensor, team: Team) -> None:
-    (inbox,) = workspace_of(team).symmetric(given.dtype, (team.size, *given.shape[:1], *given.shape[2:]))
-    width, is_whole = given.shape[3], given.shape[0] == 1
-    made = kernel(program, team, width, dtype_of(given), chunk_rows(width, given.itemsize), is_whole)
-    made(given, inbox, result)
+    given = given[0] if given.shape[0] == 1 else given
+    (inbox,) = workspace_of(team).symmetric(given.dtype, given.shape)
+    width = given.shape[-1]
+    made = kernel(program, team, width, dtype_of(given), chunk_rows(width, given.itemsize), given.ndim == 3)
+    made(given, result, inbox)
 
 
 @_operator.register_fake
@@ -89,61 +92,39 @@ _operator.register_autograd(lambda ctx, grad: _operator(grad, ctx.joined, ctx.cu
 
 
 def program(size: int, width: int, dtype: str, chunk: int, is_whole: bool) -> Any:
-    """The queue sends each part to its owner, in its layout; blocks copy arrived parts into the result.
+    """`sequential`, whose parts the queue sends to their owners in their layout, about `chunk` rows together; tiles
+    copy the local part from its source, and the others as they arrive."""
+    move = Move("all_to_all", ("A", "G"), chunk=chunk, chunks=CHUNKS, local=SOURCE)
+    return scheduled(sequential(size, width, dtype, is_whole), move)
 
-    A part is P times Q rows of A, consecutive in the inbox, and P2 times Q2 rows of C in the same order. About `chunk`
-    rows are sent together: some of the P, or some of the Q if `is_whole`, which means that P is 1.
+
+def sequential(size: int, width: int, dtype: str, is_whole: bool) -> Any:
+    """The exchange, then a grid that copies the parts into the result.
+
+    A part is P times Q rows of A, or Q rows if it `is_whole`, and P2 times Q2 rows of C in the same order.
     """
     P, Q, P2, Q2 = (T.dynamic(name) for name in ("P", "Q", "P2", "Q2"))
-    high = tile_rows(width)
+    high, rows = tile_rows(width), Q if is_whole else P * Q
+    shape = (size, Q, width) if is_whole else (P, size, Q, width)
 
     @T.prim_func
-    def all_to_all(
-        A: T.Tensor((P, size, Q, width), dtype),
-        inbox: T.Tensor((size, P, Q, width), dtype),  # by source
-        C: T.Tensor((P2, size, Q2, width), dtype),
-    ):
-        with T.Kernel(device=size, block=(T.ceildiv(P * Q, high), size), threads=THREADS) as (tile, turn):
-            arrived = T.alloc_flags((size, CHUNKS))
-            with T.Scale("device") as (rank, _):
-                most = chunk if is_whole else T.max(chunk // Q, 1)
-                for i in T.serial(T.ceildiv(Q if is_whole else P, most)):
-                    for step in T.serial(1, size):
-                        owner = (rank + step) % size
-                        first, last = i * most, T.min(i * most + most, Q if is_whole else P)
-                        if is_whole:
-                            T.copy(
-                                A[0, owner, first:last, :],
-                                inbox[rank, 0, first:last, :],
-                                dst=owner,
-                                signal=arrived[rank, i],
-                            )
-                        else:
-                            T.copy(
-                                A[first:last, owner, :, :],
-                                inbox[rank, first:last, :, :],
-                                dst=owner,
-                                signal=arrived[rank, i],
-                            )
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                source = (rank + size - turn) % size  # this rank's part first, then the order of arrival
-                first, rows = tile * high, chunk if is_whole else T.max(chunk // Q, 1) * Q
-                if source == rank:
-                    move_rows(A, rank, 1, C, rank, first, P * Q, high, width)
-                else:
-                    for i in T.serial(first // rows, T.ceildiv(T.min(first + high, P * Q), rows)):
-                        T.wait(arrived[source, i], ">=", 1)
-                    move_rows(inbox, source, 0, C, source, first, P * Q, high, width)
+    def all_to_all(A: T.Tensor(shape, dtype), C: T.Tensor((P2, size, Q2, width), dtype)):
+        with T.Kernel(device=size, block=(T.ceildiv(rows, high), size), threads=THREADS) as (tile, source):
+            G = T.alloc(shape, dtype, level="l2")
+            with T.Scale("device"):
+                T.all_to_all(A, G, dim=0 if is_whole else 1)
+            with T.Scale("block"):
+                move_rows(G, C, source, tile * high, rows, high, is_whole)
 
     return all_to_all
 
 
 @T.macro
-def move_rows(source, s, axis, C, c, first, rows, high, width):
-    """Rows of one part, from `s` along an axis of the source to `c` along the second of C."""
-    Q, Q2 = source.shape[2], C.shape[2]
-    for i, j in T.Parallel(high, width):
+def move_rows(G, C, source, first, rows, high, is_whole):
+    """Rows of a part of G, from number `first` on, into C."""
+    Q, Q2 = G.shape[-2], C.shape[2]
+    for i, j in T.Parallel(high, C.shape[3]):
         if first + i < rows:
-            p, q = (first + i) // Q, (first + i) % Q
+            p, q = (0, first + i) if is_whole else ((first + i) // Q, (first + i) % Q)
             place = (first + i) // Q2, (first + i) % Q2
-            C[place[0], c, place[1], j] = source[p, s, q, j] if axis else source[s, p, q, j]
+            C[place[0], source, place[1], j] = G[source, q, j] if is_whole else G[p, source, q, j]

@@ -72,7 +72,7 @@ class TensorUse:
     @property
     def part(self) -> ir.PrimExpr | None:
         """The part of a program where parts have a separate dimension; None: it may touch several."""
-        bounds = self.box[0] if self.rows.slots and self.box is not None else None
+        bounds = self.box[self.rows.lead] if self.rows.slots and self.box is not None else None
         if bounds is None or ir.constant(bounds[1] - bounds[0]) != 1:
             return None
         return ir.simplify(bounds[0], {})

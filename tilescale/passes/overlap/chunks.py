@@ -18,18 +18,21 @@ from tilescale.passes.overlap.rewriter import bound, rank_of
 from tilescale.passes.overlap.tile_order import DepartureOrder, TileOrder
 from tilescale.program.ops import COPY, SIGNAL, WAIT
 
+LARGEST = (1 << 31) - 1
+"""Extents are below."""
+
 MOST_APART = 4
 """Chunks that a tile waits for one by one; for more it waits in a loop."""
 
 
 @dataclass(frozen=True)
 class RowChunks:
-    """The rows of a tensor in chunks: `each` chunks a part, of `rows` rows, the last one of the remainder. `most`:
-    flags of a part where its rows are known at launch only; None: as many as it has chunks. One flag is for all rows of
-    a part."""
+    """The rows of a tensor in chunks: `each` chunks a part, of `rows` rows, which may be an expression, the last one of
+    the remainder. `most`: flags of a part where its rows are known at launch only; None: as many as it has chunks. One
+    flag is for all rows of a part."""
 
     of: Partition
-    rows: int
+    rows: Any
     most: int | None = None
 
     @property
@@ -61,7 +64,7 @@ class RowChunks:
             return self.of.height
         if ir.constant(self.of.height % self.rows) == 0:
             return self.rows
-        return ir.Min(ir.IntImm("int32", self.rows), self.of.height - chunk * self.rows)
+        return ir.Min(ir.int_node(self.rows), self.of.height - chunk * self.rows)
 
     def to_others(
         self, level: str, make: Callable[[Any, Any, Any], ir.Stmt], order: TileOrder | None = None
@@ -142,10 +145,25 @@ class RowChunks:
     def _once(self, use: TensorUse, most: int, always: bool, make: Callable[[Any, Any], ir.Stmt]) -> list[ir.Stmt]:
         if most == 1 and always:
             return [make(*self._first(use))]
+        if use.part is not None and use.box is not None and self.of.depth == 1:
+            return self._of_part(use.part, use.box[self.of.dimensions[-1]], use.ranges, make)
         turn, first = ir.Var("chunk", "int32"), ir.simplify(self.number(use.begin), use.ranges)
         count = ir.simplify(self.number(use.end - 1) - first + 1, use.ranges)
         extent = ir.Max(count, ir.IntImm("int32", 0))
         return [ir.For(turn, first, extent, ir.ForKind.SERIAL, make(turn // self.each, turn % self.each))]
+
+    def _of_part(
+        self, part: Any, rows: tuple[Any, Any] | None, ranges: dict[ir.Var, tuple[int, int]], make: Callable
+    ) -> list[ir.Stmt]:
+        """A statement for each chunk that has some rows of a part, which may end behind its last one."""
+        begin, end = map(ir.int_node, rows or (0, self.of.height))
+        known = ranges | {var: (0, LARGEST) for n in self.of.buffer.shape for var in ir.variables(n)}
+        each, each_is = bound("chunk_rows", ir.int_node(self.rows))
+        first, first_is = bound("first_chunk", ir.Div(ir.simplify(begin, known), each))
+        last = ir.Div(ir.simplify(ir.Min(end, ir.int_node(self.of.height)) - 1, known), each)
+        chunk = ir.Var("chunk", "int32")
+        count = ir.Max(last - first + 1, ir.IntImm("int32", 0))
+        return [each_is, first_is, ir.For(chunk, first, count, ir.ForKind.SERIAL, make(part, chunk))]
 
 
 def to_others(

@@ -6,8 +6,9 @@ all-to-all, grids. After, without a producer grid: the exchange is started on th
 After, with a producer grid: a copy for each chunk is started before that grid, and is sent when the tiles of its chunk
 are counted; the local part is stored in its final location, or copied when the grid is done. Tiles of consumer grids
 wait for the rows that they read; where other statements use the result, the device waits for all of it at the position
-of the exchange. Declines an exchange along a dimension other than the first, one without a grid that could overlap with
-it, and the cases of `legality.py`.
+of the exchange. On request such tiles read the local part from the source. Declines an exchange along a dimension other
+than the first, but for slots along the second, one without a grid that could overlap with it, and the cases of
+`legality.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import RowChunks, flag, put, wait
 from tilescale.passes.overlap.estimate import choose_rows, exchanged
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting, uses_after
+from tilescale.passes.overlap.local_rows import check_source, split_by_source
 from tilescale.passes.overlap.partition import Partition, check_whole
 from tilescale.passes.overlap.producers_consumers import check_some, counted, counting, maker_of, readers_of
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
@@ -88,9 +90,12 @@ def overlap_exchange(
     seconds = partial(exchanged, in_place=store is not None)
     chunk = choose_rows(site, uses, received, readers, move, seconds, maker)
     rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
-    chunks = RowChunks(received, chunk, move.chunks)
+    chunks = RowChunks(received, received.counted(chunk) if uses.symbolic else chunk, move.chunks)
     here = rewriter.alloc_flags(f"{received.buffer.name}_here", chunks.shape)
     move.why = ""
+    if found.maker is None and move.local is not None:
+        return _by_source(found, chunks, here, rewriter, move)
+    move.local = None
     if found.maker is None:
         rewriter.statements.append((site.stmt, tir.sequence(located(_started(found, chunks, here), site.stmt))))
     else:
@@ -103,10 +108,12 @@ def overlap_exchange(
 def _rows(region: ir.Call, site: CollectiveSite, uses: AccessMaps) -> Partition:
     whole, _, extents = ir.region_parts(region)
     where, parts = location(site.stmt), uses.sizes[site.made.level]
-    if site.made.axis != 0:
-        raise Declined("it does not exchange along the first dimension", where)
+    axis = site.made.axis
+    slots = PartLayout.of(part_of(extents, parts, axis), extents, axis).slots
+    if axis and not (axis == 1 and slots):
+        raise Declined("it does not exchange along the first dimension, or slots along the second", where)
     check_whole(region, "exchanges", where)
-    return Partition(whole, parts, PartLayout.of(part_of(extents, parts), extents).slots)
+    return Partition(whole, parts, slots, lead=axis)
 
 
 def _neighbours(
@@ -187,12 +194,27 @@ def _straddles(maker: TensorUse, sent: Partition, uses: AccessMaps, level: str) 
 
 def _started(found: _SplitAllToAll, chunks: RowChunks, here: ir.Buffer) -> list[ir.Stmt]:
     made, rows = found.site.made, found.received
-    if chunks.rows % rows.inner:
+    if rows.lead or not isinstance(chunks.rows, int) or chunks.rows % rows.inner:
         sending = chunks.to_others(found.level, lambda *which: _put(found, chunks, here, *which))
         return [*sending, *_kept(found, chunks, here)]
     flags = tir.region(here, [ir.IntImm("int32", 0)] * 2, here.shape, "rw")
     notes: dict[str, Any] = {"level": made.level, "dim": 0, "chunk": chunks.rows // rows.inner, "slots": rows.slots}
     return [tir.evaluate(call(ALL_TO_ALL, made.source, made.target, flags, **notes))]
+
+
+def _by_source(
+    found: _SplitAllToAll, chunks: RowChunks, here: ir.Buffer, rewriter: LaunchRewriter, move: Move
+) -> ir.PrimFunc:
+    """The program whose tiles read the local part from the source, and wait for the others."""
+    site, first = found.site, found.readers[0]
+    raster = check_source([(site, found.readers)], found.uses, move)
+    rewriter.before(first.stmts[0], chunks.waits(first, found.uses, found.level, here))
+    changed = split_by_source(first, [site], rewriter, raster)
+    sending = chunks.to_others(found.level, lambda *which: _put(found, chunks, here, *which))
+    rewriter.statements.append((site.stmt, tir.sequence(located(sending, site.stmt))))
+    rewriter.phases.append((first.phase, (changed,)))
+    move.why = "each tile waits for its rows, local rows from the source"
+    return rewriter.apply()
 
 
 def _put(

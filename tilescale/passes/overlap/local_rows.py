@@ -54,7 +54,7 @@ def split_by_source(
     def branch(stmt: ir.Stmt) -> ir.Stmt:
         local = stmt
         for site in sites:
-            local = _from_source(local, ir.region_parts(site.made.target)[0], site.made.source)
+            local = _from_source(local, site)
         local = raster.arm(tir.renamed(local), lambda number: {part: rank})
         if parts == 1:
             return tir.sequence([rank_is, local])
@@ -65,15 +65,17 @@ def split_by_source(
     return GridPhase(inside(use.phase.stmt, set(raster.axes), branch))
 
 
-def _from_source(stmt: ir.Stmt, whole: ir.Buffer, source: ir.Call) -> ir.Stmt:
-    """A statement that reads the source in place of a part of `whole`, which has a dimension for the parts."""
-    buffer, begins, extents = ir.region_parts(source)
+def _from_source(stmt: ir.Stmt, site: CollectiveSite) -> ir.Stmt:
+    """A statement that reads the source in place of a part of the result, which has a dimension for the parts."""
+    whole, (buffer, begins, extents) = ir.region_parts(site.made.target)[0], ir.region_parts(site.made.source)
     leading = len(extents) - len(whole.shape) + 1
 
     def enter(node: ir.Node) -> Any:
         if not _reads(node, whole):
             return None
         _, at, of = ir.region_parts(node)
+        if site.name == "all_to_all":  # the source has all parts, too
+            return ir.BufferLoad(buffer, at) if isinstance(node, ir.BufferLoad) else tir.region(buffer, at, of, "r")
         at = [*begins[:leading], *(begin + i for begin, i in zip(begins[leading:], at[1:], strict=True))]
         if isinstance(node, ir.BufferLoad):
             return ir.BufferLoad(buffer, at)

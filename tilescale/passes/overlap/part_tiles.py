@@ -54,7 +54,7 @@ class PartTiles:
     def of(rows: Partition, box: SliceBox, launch: Launch, loops: Sequence[ir.For]) -> PartTiles | None:
         """The tiles of a launch of which each touches one box, in each iteration of loops around; None if they have
         another form."""
-        if not rows.slots or rows.depth > 1 or box[0] is None or box[1] is None:
+        if not rows.slots or rows.depth > 1 or rows.lead or box[0] is None or box[1] is None:
             return None
         (part, end), (first, last) = box[0], box[1]
         step, grid = ir.constant(last - first), dict(zip(launch.programs, launch.grid, strict=True))

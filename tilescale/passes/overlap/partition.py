@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The rows of a tensor: the units of a collective's parts, counted one part after the other.
 
-A tensor (parts, rows, ...) has a leading dimension for the parts; in (parts * rows, ...) parts are consecutive. Where
-tiles are within one index of the first dimension of a part, as with the tokens of experts, (experts, capacity, ...),
-the next dimension counts too: a row is then one of an expert's, and the experts are consecutive.
+A tensor (parts, rows, ...) has a leading dimension for the parts; in (parts * rows, ...) parts are consecutive, in
+(rows, parts, ...) they alternate. Where tiles are within one index of the first dimension of a part, as with the tokens
+of experts, (experts, capacity, ...), the next dimension counts too: a row is then one of an expert's, and the experts
+are consecutive.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Partition:
         slots: whether the parts have a separate dimension, before the rows.
         axis: 1 for the columns of a matrix, else 0.
         depth: how many dimensions are counted as rows.
+        lead: 1 if the dimension of the parts is behind the rows, (rows, parts, ...), else 0.
     """
 
     buffer: ir.Buffer
@@ -39,16 +41,19 @@ class Partition:
     slots: bool
     axis: int = 0
     depth: int = 1
+    lead: int = 0
 
     @property
-    def dimensions(self) -> range:
-        """Dimensions of the tensor that determine the row of an element."""
+    def dimensions(self) -> Sequence[int]:
+        """Dimensions of the tensor that determine the row of an element, that of the parts first."""
+        if self.lead:
+            return (1, 0)
         return range(1, 2) if self.axis else range(self.slots + self.depth)
 
     @property
     def extents(self) -> tuple[Any, ...]:
         """Extents of the dimensions of a part that are counted as rows."""
-        begin = self.axis or int(self.slots)
+        begin = self.axis or int(self.slots and not self.lead)
         first, *others = map(ir.plain, self.buffer.shape[begin : begin + self.depth])
         return (first if self.slots else _over(first, self.parts), *others)
 
@@ -56,6 +61,11 @@ class Partition:
     def height(self) -> Any:
         """Rows of a part."""
         return math.prod(self.extents)
+
+    def counted(self, count: int) -> Any:
+        """About `count` rows of matrices as rows: a row has as many as an extent says that is known at launch only."""
+        inner = math.prod(map(ir.plain, self.buffer.shape[self.slots + self.depth : -1]))
+        return count if isinstance(inner, int) else ir.Max(ir.Div(ir.int_node(count), inner), ir.IntImm("int32", 1))
 
     @property
     def total(self) -> Any:
@@ -94,7 +104,7 @@ class Partition:
     @property
     def deeper(self) -> Partition | None:
         """The rows with one more dimension counted; None where only one is left."""
-        if len(self.buffer.shape) - self.slots - self.depth < 2 or self.axis:
+        if len(self.buffer.shape) - self.slots - self.depth < 2 or self.axis or self.lead:
             return None
         deeper = replace(self, depth=self.depth + 1)
         return deeper if ir.constants(deeper.extents) is not None else None
@@ -140,7 +150,9 @@ class Partition:
             every = ir.plain(self.buffer.shape[0])
             return tir.region(self.buffer, [0, part * self.height + first], [every, count], access)
         begins, extents = self.box(first, count)
-        if self.slots:
+        if self.lead:
+            begins, extents = [*begins, part], [*extents, 1]
+        elif self.slots:
             begins, extents = [part, *begins], [1, *extents]
         else:
             begins[0] = part * self.extents[0] + begins[0]

@@ -65,6 +65,7 @@ def overlap(func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = Non
             replace(
                 m,
                 **{name: getattr(own, name) for name in ("adds", "ordered", "local", "group", "blocks")},
+                chunk=own.chunk or m.chunk,
             )
             for m, own in zip(likely, moves, strict=True)
         ]
@@ -214,7 +215,12 @@ def _flags(program: Program) -> set[ir.Var]:
 
 
 def _likely_extents(program: Program) -> dict[ir.Var, int]:
-    """The symbolic extents of a program's tensors, each with a likely value."""
+    """The symbolic extents of a program's tensors, each with a likely value; those of the rows of one tensor have a
+    likely product."""
     units = {var for _, extent in program.extents for var in ir.variables(extent)}
-    extents = [extent for p in program.parameters if p.buffer is not None for extent in p.buffer.shape]
-    return {var: LIKELY for extent in extents for var in sorted(ir.variables(extent) - units, key=str)}
+    shapes = [[*map(ir.int_node, p.buffer.shape)] for p in program.parameters if p.buffer is not None]
+    found = {var: LIKELY for shape in shapes for n in shape for var in sorted(ir.variables(n) - units, key=str)}
+    for shape in shapes:
+        rows = {var for n in shape[:-1] for var in ir.variables(n) - units}
+        found |= {var: min(found[var], round(LIKELY ** (1 / len(rows)))) for var in rows}
+    return found

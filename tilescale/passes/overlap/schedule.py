@@ -53,8 +53,8 @@ class Move:
         wire: the type to which the parts of a reduction are rounded for sending, one of `WIRES`; "any" if the cost
             model may choose that; None leaves them in the type of the tensor. Sums are taken in float32 all the same.
         ordered: whether the tiles of the grid are put into the order in which rows are sent.
-        local: "source" to let tiles of an all-gather read local rows from its source, where only they read its result,
-            or to copy none that no tile reads; None copies them.
+        local: "source" to let tiles of an all-gather, or of an all-to-all of a tensor that is there before, read local
+            rows from its source, where only they read its result, or to copy none that no tile reads; None copies them.
         group, blocks: where local rows are read from the source, or a carrier other than "tiles" is named, the rows of
             tiles that are rasterized together, and the programs of a persistent grid; None leaves the grid as it is.
         chunks: most chunks of a part, where its rows are known at launch only: there is a flag for each; with 1, the
