@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Long index expressions, opaque while stock TileLang lowers a function.
+"""Index expressions with quotients in floating point, opaque while stock TileLang lowers a function.
 
 Why: TileLang inlines a name into all of its uses. A coordinate of a tile in a rasterized, persistent grid has some
 hundred nodes, and each pass simplifies, bounds and proves all of them at each access: more than half of the passes of a
-GEMM and reduce-scatter. Before: `row = ...`, the same for all threads. Meanwhile: a call of a pure function of the same
-variables, within the bounds of the value. After, when only the code generator is left: the value.
+GEMM and reduce-scatter. Analyses of integers do not look into the conversion of a quotient, so they lose nothing by a
+call. Before: `row = ...`, the same for all threads. Meanwhile: a call of a pure function of the same variables, within
+the bounds of the value. After, when only the code generator is left: the value.
 
 Applies to functions that lowering composes; plain programs keep the text of stock TileLang.
 """
@@ -19,13 +20,10 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import stmt_functor
 
-from tilelang_core.ir import constant, contains, nodes, op_name, substitute, variables, walk
+from tilelang_core.ir import constant, contains, op_name, substitute, variables, walk
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.rewrite import at
 from tilelang_core.stock_passes import rewriting
-
-_LONG = 16
-"""Distinct nodes of an expression from which on it is opaque."""
 
 _TYPE, _LEAST, _MOST = "int32", -(1 << 31), (1 << 31) - 1
 _CALL, _PREFIX = "tirx.call_pure_extern", "opaque_value_"
@@ -48,26 +46,26 @@ class _Value:
 
 @contextlib.contextmanager
 def opaque_values() -> Iterator[None]:
-    """Within the block stock TileLang lowers one function, whose long expressions its passes do not see."""
+    """Within the block stock TileLang lowers one function, whose passes do not see such expressions."""
     values = OpaqueValues()
     with rewriting("LegalizeNegativeIndex", values.hidden), rewriting("LowerIntrin", values.shown):
         yield
 
 
 class OpaqueValues:
-    """The long expressions of a function during one lowering."""
+    """Such expressions of a function during one lowering."""
 
     def __init__(self) -> None:
         self._values: list[_Value] = []
 
     def hidden(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
-        """The function with calls in place of its long expressions."""
+        """The function with calls in place of such expressions."""
         varying, analyzer = _varying(func.body), analyzer_of(loop_ranges(func.body))
 
         def leave(node: tirx.Bind) -> Any:
             if str(node.var.dtype) != _TYPE or node.var in varying:
                 return None
-            if len(nodes(node.value)) < _LONG:
+            if not contains(node.value, _is_conversion):
                 analyzer.bind(node.var, node.value)
                 return None
             bound = analyzer.const_int_bound(node.value)
@@ -136,6 +134,11 @@ def _varying(body: tirx.Stmt) -> set[tirx.Var]:
 
     walk(body, visit)
     return found
+
+
+def _is_conversion(node: Any) -> bool:
+    """Whether a node converts a number in floating point to an integer."""
+    return isinstance(node, tirx.Cast) and str(node.value.dtype).startswith("float") and str(node.dtype) == _TYPE
 
 
 def _is_other(node: Any) -> bool:

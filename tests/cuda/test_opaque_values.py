@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Long index expressions are calls while stock TileLang's passes run, and the same expressions afterwards."""
+"""Index expressions with conversions are calls while stock TileLang's passes run, and then expressions again."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ OF = GemmSpec(512, 512, "bfloat16", GemmTiling(128, 256, 1.0, 3, 8, 1), True, Fa
 
 
 def long(value: Any) -> Any:
-    """A coordinate from 0 to 15 of more than the least number of nodes."""
-    for number in range(2, 5):
-        value = tirx.Max(tirx.truncdiv(value * number + ROWS, ROWS - value), tirx.IntImm("int32", 0))
-    return tirx.Min(value, tirx.IntImm("int32", 15))
+    """A coordinate from 0 to 15, as that of a rasterized tile."""
+    quotient = (tirx.Cast("float32", value) + 0.5) / tirx.Cast("float32", ROWS)
+    return tirx.Min(tirx.Max(tirx.Cast("int32", quotient), tirx.IntImm("int32", 0)), tirx.IntImm("int32", 15))
 
 
 def storing(value: Any, kind: int = tirx.ForKind.SERIAL, *before: tirx.Stmt) -> tirx.PrimFunc:
@@ -61,12 +60,12 @@ def test_an_expression_is_a_call_within_its_bounds_and_then_itself():
 @pytest.mark.parametrize(
     "func",
     [
-        storing(TURN * 8 + ROWS),
+        storing(tirx.truncdiv(TURN * 8 + ROWS, ROWS)),
         storing(long(TURN + THREAD)),
         storing(long(TURN), tirx.ForKind.PARALLEL),
         storing(long(tirx.BufferLoad(READ, [TURN]))),
     ],
-    ids=["short", "of a thread", "of an element", "of memory"],
+    ids=["of integers", "of a thread", "of an element", "of memory"],
 )
 def test_other_values_stay(func: tirx.PrimFunc):
     assert OpaqueValues().hidden(func).same_as(func)
@@ -101,7 +100,7 @@ def texts(program: Any) -> list[str]:
     return [compile.generate(kernel.func, target).text for kernel in lowered(program).kernels]
 
 
-def test_passes_see_no_long_expressions_and_texts_have_them(monkeypatch: pytest.MonkeyPatch):
+def test_passes_do_not_see_expressions_that_texts_have(monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
     shown = OpaqueValues.shown
 
@@ -123,6 +122,6 @@ def is_opaque(node: Any) -> bool:
 def test_the_texts_of_a_gather_are_the_same(monkeypatch: pytest.MonkeyPatch):
     program = ag_gemm_programs.program(2, OF, True, 1, 132)
     own, *_ = texts(program)
-    monkeypatch.setattr(opaque_values, "_LONG", 1 << 20)
+    monkeypatch.setattr(opaque_values, "_is_conversion", lambda node: False)
     monkeypatch.setattr(compile, "_generated", LruCache(1))
     assert own == texts(program)[0]
