@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Decoder layers in a decode step, in order and as one launch: the results of a reference in PyTorch."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,14 +244,17 @@ def test_sixteen_sequences_compile(form: dict[str, Any]):
     assert ("cp_async_wait" if form else "K_desc") in source(persistent(func, machine)[0])
 
 
-@pytest.mark.parametrize("batch", [4, 8], ids=["a task of a block", "several"])
-def test_keys_go_through_the_ring(batch: int, small: Machine):
+@pytest.mark.parametrize(("blocks", "has_ring"), [(2, True), (3, False)])
+def test_keys_go_through_the_ring_if_blocks_have_as_many_loads(blocks: int, has_ring: bool, tmp_path: Path):
     """Of several tiles for each task; without races."""
-    sizes = LayerSizes(batch, 2, keys=192, layers=2, **SMALL)
+    path = tmp_path / "few.yaml"
+    path.write_text(f"extends: h200-sxm-8\ntitle: few\nlevels: {{block: {{count: {blocks}}}}}\n", encoding="utf-8")
+    machine = Machine.load(path)
+    sizes = LayerSizes(4, 2, keys=192, layers=2, **{**SMALL, "blocks": blocks})
     assert sizes.tiles > 1
-    func, _ = persistent(decode_layers(sizes), small)
-    assert "tma_copy(T.region(K" in func.script()
-    compare(sizes, func, arguments(sizes), small, check="all")
+    func, _ = persistent(decode_layers(sizes), machine)
+    assert ("tma_copy(T.region(K" in func.script()) == has_ring
+    compare(sizes, func, arguments(sizes), machine, check="all")
 
 
 def test_parts_of_an_indivisible_number_of_steps():

@@ -53,7 +53,7 @@ class Placement:
         """A block executes its tasks of the phase."""
         if self.count <= self.blocks:
             body = tir.sequence([*task.first, task.body])
-            run = ir.IfThenElse(task.number < self.count, body, None) if self._is_partial else body
+            run = body if self.is_even else ir.IfThenElse(task.number < self.count, body, None)
             return tir.sequence([ir.Bind(task.number, self.task(block, 0)), run])
         turn = ir.Var("turn", "int32")
         run = tir.sequence([ir.Bind(task.number, self.task(block, turn)), task.body])
@@ -66,7 +66,7 @@ class Placement:
 
     def turns(self, block: ir.Var) -> Any:
         """Tasks of a block."""
-        if not self._is_partial:
+        if self.is_even:
             return ir.IntImm("int32", self.count // self.blocks)
         return ir.simplify((self.count - self.task(block, 0) + (self.blocks - 1)) // self.blocks, {})
 
@@ -76,9 +76,9 @@ class Placement:
         return (self.count - mine + self.blocks - 1) // self.blocks
 
     @property
-    def _is_partial(self) -> bool:
-        """Whether some blocks execute fewer tasks than others."""
-        return self.count % self.blocks != 0
+    def is_even(self) -> bool:
+        """Whether each block executes as many tasks."""
+        return self.count % self.blocks == 0
 
 
 def placed(counts: Sequence[int], machine: Machine) -> list[Placement]:

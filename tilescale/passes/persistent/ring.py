@@ -107,6 +107,9 @@ class Ring:
         for number, (grid, accessed) in enumerate(zip(phases.grids, accesses, strict=True)):
             others: set[ir.Var] = set().union(*written[:number], *written[number + 1 :])
             streams.append(Stream.of(grid, accessed, phases.names, others))
+        # TileLang takes minutes where the number of a load, among several of an iteration, depends on the block.
+        is_even = all(p.is_even for p, stream in zip(placements, streams, strict=True) if stream is not None)
+        streams = [s if s is not None and (is_even or len(s.loads) == 1) else None for s in streams]
         forms = [form for stream in streams if stream is not None for form in stream.forms]
         if not forms:
             return None
