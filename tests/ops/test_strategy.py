@@ -41,22 +41,29 @@ def job(
     )
 
 
+SLOWER = [("gemm_ar", (256, 8192, 3584))]
+MISSED = pytest.mark.xfail(strict=True, reason="taken in order: 41.5 us, overlapped 40.1; estimates differ by less")
+
+
 def measured() -> list[Any]:
     """Work, shape, and microseconds of each contender."""
     found: dict[tuple[str, tuple[int, ...]], dict[str, float]] = {}
     for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]:
         found.setdefault((row["work"], tuple(row["shape"])), {})[row["contender"]] = row["us"]
-    return [pytest.param(*work, us, id="-".join(map(str, (work[0], *work[1])))) for work, us in found.items()]
+    return [
+        pytest.param(*work, us, id="-".join(map(str, (work[0], *work[1]))), marks=[MISSED] * (work in SLOWER))
+        for work, us in found.items()
+    ]
 
 
 @pytest.mark.parametrize(("work", "shape", "us"), measured())
 def test_the_way_that_is_taken_was_the_faster_one(work: str, shape: tuple[int, int, int], us: dict[str, float]):
-    """Within 4 %. Estimates of both strategies are within a fifth, so their comparison is no more exact near this."""
+    """Within 3 %. Estimates of both strategies are within a fifth, so their comparison is no more exact near this."""
     made, machine = job(COLLECTIVES[work], *shape, gated=work == "gated"), Machine.load("h200-sxm-8")
     with use_machine(machine):
         taken = "beside" if strategy.overlaps(made, TWO) else "in order"
         estimates = {"beside": strategy.overlapped(machine, made, 2), "in order": strategy.in_order(machine, made, 2)}
-    assert us[taken] <= 1.04 * min(us["beside"], us["in order"])
+    assert us[taken] <= 1.03 * min(us["beside"], us["in order"])
     for name, seconds in estimates.items():
         assert 0.8 < seconds * 1e6 / us[name] < 1.25
 
