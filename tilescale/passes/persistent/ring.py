@@ -43,7 +43,6 @@ MOST = 16
 """Stages of a ring, at most."""
 
 
-
 class Ring:
     """The ring of a launch.
 

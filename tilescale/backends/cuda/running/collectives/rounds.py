@@ -161,7 +161,6 @@ class RoundsKernel:
 
 
 def _in_place(played: RoundsKernel, placed: PlacedCollective) -> BoundCollective:
-
     def bind(given: Operands) -> list[StreamWork]:
         return dense.in_place(given, lambda x: played.between(x, x, given.root))
 
