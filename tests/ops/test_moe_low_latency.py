@@ -125,3 +125,13 @@ def test_the_machine_model_chooses_the_form():
     assert not takes(32, 1, Machine.load("h200-sxm-8x4"))
     measured = [takes(1, most, *given) for given in [(), (machine, 2048, 768)] for most in (2, 64, 96, 128)]
     assert measured == [True, True, True, False, True, True, True, True], "the faster one on an H200"
+
+
+def test_absent_scales_have_the_type_of_scales_under_any_default_type():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        absent = moe_low_latency.scales_or_dummy(None, torch.device("cpu"))
+    finally:
+        torch.set_default_dtype(before)
+    assert (absent.dtype, absent.shape) == (torch.float32, (1, 1, 1))
