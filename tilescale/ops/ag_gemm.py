@@ -371,7 +371,7 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     da = operator_of("matmul_reduce_scatter")(joined, across, None, [], ctx.group, of_gradients(ctx.float8))
     gathered = operator_of("all_gather")(a, 0, ctx.group)
     # The transpose of (N, K), the layout of a torch.nn.Linear's weight.
-    db = [(grad.t() @ gathered).t() for grad in grads]
+    db = [(grad.t() @ gathered).t() for grad in joined.split([w.shape[1] for w in weights], 1)]
     return da, db, joined.sum(0) if ctx.biased else None
 
 

@@ -60,12 +60,14 @@ def _column_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, .
     """dx = scatter(sum of dy w); dw = dy^T gather(x); the gather is repeated unless it was kept."""
     x, *weights = ctx.saved_tensors
     rows = {i: _rows(grad) for i, grad in zip(range(len(weights)), grads, strict=False) if grad is not None}
-    used = list(rows)
-    joined = torch.cat(list(rows.values()), 1) if len(rows) > 1 else rows[used[0]]
-    dx = input_gradient(joined, [weights[i] for i in used], ctx.group, of_gradients(ctx.float8)).view(ctx.shape)
+    used = [weights[i] for i in rows]
+    joined = torch.cat(list(rows.values()), 1) if len(rows) > 1 else rows[next(iter(rows))]
+    dx = input_gradient(joined, used, ctx.group, of_gradients(ctx.float8)).view(ctx.shape)
     gathered = x if ctx.keeps else all_gather(_rows(x), group=ctx.group)
-    dw = [rows[i].t() @ gathered if i in rows else None for i in range(len(weights))]
-    db = [rows[i].sum(0) if i in rows else None for i in range(len(weights))] if ctx.biased else []
+    # Parts of the joined gradients, not those that came: a compiler writes them once, for both products.
+    parts = dict(zip(rows, joined.split(list(map(len, used)), 1), strict=True))
+    dw = [parts[i].t() @ gathered if i in parts else None for i in range(len(weights))]
+    db = [parts[i].sum(0) if i in parts else None for i in range(len(weights))] if ctx.biased else []
     return dx, dw, db
 
 
