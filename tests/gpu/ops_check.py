@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,14 +49,23 @@ def check_all_gather_matmul(only: slice) -> None:
 
 
 def check_several_weights(_: slice) -> None:
-    a, weights = random(700, 1024), [random(n, 1024) for n in (1024, 256, 256)]
-    whole = everyones(a).view(-1, 1024).float()
+    """Side by side in memory, where they have one grid, or not."""
+    for rows, k, widths, side_by_side in (
+        (700, 1024, (1024, 256, 256), False),
+        (700, 1024, (1024, 256, 256), True),
+        (300, 4096, (256, 128), True),  # in slices of columns
+        (2200, 2048, (2048, 512, 512), True),  # persistent, the last tile not whole
+    ):
+        a, whole = random(rows, k), random(sum(widths), k)
+        weights = [w if side_by_side else w.clone() for w in whole.split(widths)]
+        want = (everyones(a).view(-1, k).float() @ whole.float().t()).split(widths, 1)
+        title = f"weights of {widths}, {SIZE * rows} rows{', side by side' * side_by_side}"
 
-    def check(results: list[torch.Tensor]) -> None:
-        for result, weight in zip(results, weights, strict=True):
-            compare("several weights", result, whole @ weight.float().t())
+        def check(results: list[torch.Tensor], want: Any = want, title: str = title) -> None:
+            for result, part in zip(results, want, strict=True):
+                compare(title, result, part)
 
-    runs("several weights", lambda: ops.all_gather_matmul(a, [w.t() for w in weights]), check)
+        runs(title, lambda a=a, weights=weights: ops.all_gather_matmul(a, [w.t() for w in weights]), check)
 
 
 def check_activations(_: slice) -> None:

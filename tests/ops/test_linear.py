@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from tilescale import ops
 from tilescale.errors import ArgumentError
-from tilescale.ops import layer_products, linear
+from tilescale.ops import layout, linear
 from tilescale.ops.siblings import lay_side_by_side
 
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -135,7 +135,7 @@ def test_gradients_of_layers_with_one_product(biased: bool, adjacent: bool):
     ops.gather_once(*layers)
     if adjacent:
         lay_side_by_side(*layers)
-    assert (layer_products._adjacent([layer.weight for layer in layers]) is not None) == adjacent
+    assert (layout.adjacent([layer.weight for layer in layers]) is not None) == adjacent
     x = torch.randn(2, 5, 16, requires_grad=True)
     y = x.detach().clone().requires_grad_()
     results, others = [layer(x) for layer in layers], [layer(y) for layer in alone]

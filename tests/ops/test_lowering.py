@@ -241,6 +241,7 @@ PERSISTENT = replace(LARGE, stages=3)
 OPERATORS = {
     "ag_gemm": made("ag_gemm", "program", 2, of(512, 512, LARGE, True, True)),
     "ag_gemm in turns": made("ag_gemm", "program", 2, of(512, 512, PERSISTENT, True, False), True, 1, 4),
+    "ag_gemm side by side": made("ag_gemm", "program", 2, replace(of(512, 512, LARGE, True, True), parts=(256, 256))),
     "gemm_rs": made("gemm_rs", "program", 2, of(512, 512, LARGE, False, True)),
     "gemm_rs in turns": made("gemm_rs", "program", 2, of(512, 512, PERSISTENT, True, False), 8),
     "ag_columns_gemm": made("ag_columns_gemm", "program", 2, of(512, 512, LARGE, True, True)),
@@ -292,6 +293,7 @@ OWN, WHICH = (f"before the load of {name}: threads synchronize (stored)" for nam
 """In place of some of stock TileLang's."""
 TABLES = "lines", "slot"
 NEEDED = {
+    "ag_gemm side by side": ["before the load of out: threads synchronize (stored)"],  # in a branch
     **dict.fromkeys(("decode", "pages", "float8"), OF_DECODE),
     **dict.fromkeys(("scatter", "gradients of experts"), [OWN]),
     "experts": [BEFORE, OWN],

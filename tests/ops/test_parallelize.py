@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 
 from tilescale import ops
 from tilescale.errors import ArgumentError
-from tilescale.ops import layer_products, token_wise
+from tilescale.ops import layout, token_wise
 
 PLAN = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
@@ -285,7 +285,7 @@ def test_layers_of_several_types_keep_them(mesh: DeviceMesh):
 def test_layers_that_share_a_product_are_copied_and_saved(mesh: DeviceMesh):
     made, x, file = siblings(mesh), torch.randn(2, 8, 16).bfloat16(), io.BytesIO()
     wanted = [made[name](x) for name in "qkv"]
-    assert layer_products._adjacent([made[name].weight.to_local() for name in "qkv"]) is not None
+    assert layout.adjacent([made[name].weight.to_local() for name in "qkv"]) is not None
     copied, state = copy.deepcopy(made), copy.deepcopy(made.state_dict())
     torch.save(made.state_dict(), file)
     file.seek(0)

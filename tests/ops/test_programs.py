@@ -141,6 +141,39 @@ def test_a_gathered_product_in_turns(size: int, chunks: int, blocks: int, gated:
         close(c.view(-1, n), want * parts[1] if gated else want)
 
 
+@pytest.mark.parametrize(
+    ("size", "rows", "parts", "blocks", "scaled"),
+    [
+        (1, 40, (128, 64), 0, False),
+        (2, 70, (192, 64, 64), 0, False),
+        (3, CHUNK, (64, 64, 128), 4, False),
+        (2, 33, (64, 128), 0, True),
+    ],
+)
+def test_products_side_by_side_have_results_of_their_own(
+    size: int, rows: int, parts: tuple[int, ...], blocks: int, scaled: bool
+):
+    n, k, kind = sum(parts), 256, "float8_e4m3fn" if scaled else "bfloat16"
+    dtype = getattr(torch, kind)
+    a, b, bias = random(size * rows, k, dtype=dtype), [random(n, k, dtype=dtype) for _ in range(size)], random(n)
+    of = GemmSpec(n, k, kind, GemmTiling(64, 64, 1.0, 3, 2), True, True, parts=parts)
+    of_a, of_b = torch.rand(size, rows), torch.rand(n)
+    one = a.view(-1)[:1]
+    scales = [(of_a[r : r + 1], of_b) if scaled else (one.view(1, 1), one) for r in range(size)]
+    results = [[unwritten(size, rows, wide) for wide in parts] for _ in range(size)]
+    per_device = [
+        [a.view(size, rows, k)[r : r + 1], b[r], b[r], bias, *scales[r], *[*results[r], results[r][0]][:3]]
+        + [unwritten(size, rows, k).to(dtype), unwritten(size, rows, dtype=torch.float32)][: 1 + scaled]
+        for r in range(size)
+    ]
+    tilescale.emulate(module("ag_gemm").program(size, of, blocks=blocks), per_device)
+    for right, made in zip(b, results, strict=True):
+        want = a.float() @ right.float().t()
+        want = (want * of_a.view(-1, 1) * of_b if scaled else want) + bias.float()
+        for got, part in zip(made, want.split(parts, 1), strict=True):
+            close(got.flatten(0, 1), part)
+
+
 @pytest.mark.parametrize("blocks", [0, 5])
 def test_further_products_take_what_has_been_gathered(blocks: int):
     size, rows, n, k = 2, CHUNK if blocks else 40, 64, 64

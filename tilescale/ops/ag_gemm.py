@@ -7,10 +7,11 @@ are not copied, and no SM moves data.
 Few rows are gathered first: see strategy.py; between nodes chunk by chunk: see unfused.py.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -39,7 +40,7 @@ from tilescale.ops.float8 import Float8, multiple_of, of_gradients, rounded, spe
 from tilescale.ops.gemm_operators import check_has_backward, pair_of
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import Choice, ChosenKernels
-from tilescale.ops.layout import delivered, dtype_of, room_for
+from tilescale.ops.layout import adjacent, delivered, dtype_of, room_for
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.plain_calls import plain_calls_repeat
@@ -55,6 +56,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
 }
 """Activations of the epilogue, as PyTorch computes them."""
+
+RESULTS, PART = 3, 128
+"""Results of weights side by side in memory that one grid makes, at most; columns of which each has a multiple."""
 
 
 @plain_calls_repeat
@@ -243,17 +247,30 @@ def _prepare(
     """Add the kernels of all row counts to those of a dry run."""
     together, order = _grids(weights, gated)
     for i in order:
-        rights, transposed = operands(together[i])
-        N, dtypes = together[i][0].shape[1], (dtype_of(a), dtype_of(rights[0]))
-        how = N, job.K, dtypes, i == order[0], transposed, biased, activation, gated, blocks
+        rights, transposed, widths = _operands(together[i], gated)
+        dtypes = dtype_of(a), dtype_of(rights[0])
+        how = widths, job.K, dtypes, i == order[0], transposed, biased, activation, gated, blocks
         prepare(job, (a.dtype, torch.float32)[: 1 + (a.itemsize == 1)], _kernel, team, *how)
 
 
 def _grids(weights: list[torch.Tensor], gated: bool) -> tuple[list[list[torch.Tensor]], list[int]]:
     """The weights of each grid, and the order of the grids: the largest GEMM has the most time to hide the gather, so
-    it is the one that gathers."""
-    together = [weights] if gated else [[weight] for weight in weights]
+    it is the one that gathers. Weights side by side in memory have one grid."""
+    together = [weights] if gated or _are_joined(weights) else [[weight] for weight in weights]
     return together, sorted(range(len(together)), key=lambda i: -sum(w.shape[1] for w in together[i]))
+
+
+def _are_joined(weights: list[torch.Tensor]) -> bool:
+    """Whether transposed weights follow one another in memory, each with whole tiles of the result."""
+    cut = all(w.shape[1] % PART == 0 for w in weights)
+    return 1 < len(weights) <= RESULTS and cut and adjacent([w.t() for w in weights]) is not None
+
+
+def _operands(weights: list[torch.Tensor], gated: bool) -> tuple[list[torch.Tensor], bool, tuple[int, ...]]:
+    """The matrices of a grid, whether they are transposed, and the columns of each result."""
+    if gated or len(weights) == 1:
+        return *operands(weights), (weights[0].shape[1],)
+    return [cast(torch.Tensor, adjacent([w.t() for w in weights]))], True, tuple(w.shape[1] for w in weights)
 
 
 def _ended(activation: str, gated: bool, made: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -281,19 +298,20 @@ def _overlapped(
     shapes = [(size, rows, K * a.itemsize), *([] if of_a is None else [(size, *of_a.shape[1:-1], of_a.shape[-1] * 4)])]
     room = workspace_of(team).symmetric(torch.uint8, *shapes)
     gathered = [x.view(kind) for x, kind in zip(room[: 1 + (rows > 0)], (a.dtype, torch.float32), strict=False)]
-    wanted: Sequence[torch.Tensor | None] = places or [None] * len(together)
-    shapes = [(size * rows, each[0].shape[1]) for each in together]
-    results = [room_for(out, shape, a, result_type(a)) for out, shape in zip(wanted, shapes, strict=True)]
+    columns = [w.shape[1] for w in weights[: 1 if gated else None]]
+    wanted: Sequence[torch.Tensor | None] = places or [None] * len(columns)
+    results = [room_for(out, (size * rows, N), a, result_type(a)) for out, N in zip(wanted, columns, strict=True)]
     for i in order if rows else []:
-        rights, transposed = operands(together[i])
-        N, (vector, matrix) = together[i][0].shape[1], unread(a.dtype, a.device)
+        rights, transposed, parts = _operands(together[i], gated)
+        vector, matrix = unread(a.dtype, a.device)
         own = biases[i]
         added = unread(result_type(a), a.device)[0] if own is None else own
         of_columns = scales_of_columns(scales[1].split(_extents(together, scales))[i]) if scales else vector
         how = transposed, bias is not None, activation, gated, has_blocks(scales)
-        call = _kernel(team, rows, N, K, (dtype_of(a), dtype_of(rights[0])), i == order[0], *how)
+        call = _kernel(team, rows, parts, K, (dtype_of(a), dtype_of(rights[0])), i == order[0], *how)
         given = dense(a).view(1, rows, K), rights[0], rights[-1], added, matrix if of_a is None else of_a, of_columns
-        call(*given, results[i].view(size, rows, N), *gathered)
+        made = [results[i]] if len(parts) == 1 else [*results, results[0]][:RESULTS]
+        call(*given, *(x.view(size, rows, -1) for x in made), *gathered)
     return results, gathered[0]
 
 
@@ -307,7 +325,7 @@ def _extents(together: list[list[torch.Tensor]], scales: Scales) -> list[int]:
 def _kernel(
     team: Team,
     rows: int,
-    N: int,
+    widths: tuple[int, ...],
     K: int,
     dtypes: tuple[str, str],
     gathers: bool,
@@ -317,12 +335,13 @@ def _kernel(
     gated: bool,
     blocks: bool,
 ) -> Choice:
+    N, (parts, unit) = sum(widths), (widths, math.gcd(*widths)) if len(widths) > 1 else ((), 0)
     if blocks:
         tiles = block_tiling(rows, gated)
-        of = GemmSpec(N, K, dtypes[0], tiles, True, biased, activation, gated, dtypes[1], True)
+        of = GemmSpec(N, K, dtypes[0], tiles, True, biased, activation, gated, dtypes[1], True, parts)
         return program, team, of, gathers
-    tiles = tiling(rows, team.size, N, transposed, 1 + gated)
-    of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
+    tiles = tiling(rows, team.size, N, transposed, 1 + gated, unit)
+    of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1], parts=parts)
     if takes_turns(rows, TURNS) and not of.scaled:
         return program, team, concurrent_stores(of), gathers, 1, at_once()
     return program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1

@@ -27,10 +27,12 @@ def program(size: int, of: GemmSpec, gathers: bool = True, slices: int = 1, bloc
 
 
 def sequential(size: int, of: GemmSpec) -> Any:
-    """The gather of all ranks' rows, and of their scales, then their GEMM."""
-    rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
+    """The gather of all ranks' rows, and of their scales, then their GEMM; or GEMMs with several matrices side by side,
+    whose results are C, D and E, the last one unused of two."""
+    rows, N, K = T.dynamic("rows"), of.N, of.K
     products, scales = 2 if of.gated else 1, of.scales(1)
     kind = "float32" if of.scaled else of.dtype
+    widths = (*(of.parts or (N,)), *of.parts[:1])
 
     @T.prim_func
     def all_gather_matmul(
@@ -42,18 +44,42 @@ def sequential(size: int, of: GemmSpec) -> Any:
         of_B: T.Tensor(scales[1], kind),
         C: T.Tensor((size, rows, N), of.result),
     ):
-        with T.Kernel(device=size, block=(*tiles.grid(rows, N), size), threads=tiles.threads) as (column, row, owner):
-            G = T.alloc((size, rows, K), of.dtype, level="l2")
-            of_G = T.alloc((size, *of_A.shape[1:]), kind, level="l2") if of.scaled else None
-            with T.Scale("device"):
-                if of.scaled:
-                    T.all_gather(of_A, of_G)
-                T.all_gather(A, G)
-            with T.Scale("block"):
-                on_chip, m, n = tiles_of(of), row * tiles.m, column * tiles.n
-                make_tile(on_chip, G, owner, m, n, B, Up, bias, of_G, of_B, C, owner, of)
+        gather_and_multiply(A, B, Up, bias, of_A, of_B, (C,), size, of)
 
-    return all_gather_matmul
+    if not of.parts:
+        return all_gather_matmul
+
+    @T.prim_func
+    def all_gather_products(
+        A: T.Tensor((1, rows, K), of.dtype),
+        B: T.Tensor(of.b_shape, of.b_dtype),
+        Up: T.Tensor(of.b_shape, of.b_dtype),
+        bias: T.Tensor((N if of.biased else 1,), of.result),
+        of_A: T.Tensor(scales[0], kind),
+        of_B: T.Tensor(scales[1], kind),
+        C: T.Tensor((size, rows, widths[0]), of.result),
+        D: T.Tensor((size, rows, widths[1]), of.result),
+        E: T.Tensor((size, rows, widths[2]), of.result),
+    ):
+        gather_and_multiply(A, B, Up, bias, of_A, of_B, (C, D, E)[: len(of.parts)], size, of)
+
+    return all_gather_products
+
+
+@T.macro
+def gather_and_multiply(A, B, Up, bias, of_A, of_B, results, size, of):
+    """A grid of the tiles of the results, behind the gather of rows and scales."""
+    rows, kind, tiles = A.shape[1], "float32" if of.scaled else of.dtype, of.tiles
+    with T.Kernel(device=size, block=(*tiles.grid(rows, of.N), size), threads=tiles.threads) as (column, row, owner):
+        G = T.alloc((size, rows, of.K), of.dtype, level="l2")
+        of_G = T.alloc((size, *of_A.shape[1:]), kind, level="l2") if of.scaled else None
+        with T.Scale("device"):
+            if of.scaled:
+                T.all_gather(of_A, of_G)
+            T.all_gather(A, G)
+        with T.Scale("block"):
+            on_chip, m, n = tiles_of(of), row * tiles.m, column * tiles.n
+            make_tile(on_chip, G, owner, m, n, B, Up, bias, of_G, of_B, results, owner, of)
 
 
 def tiles_of(of: GemmSpec) -> tuple[Any, ...]:
@@ -67,7 +93,7 @@ def tiles_of(of: GemmSpec) -> tuple[Any, ...]:
 
 
 @T.macro
-def make_tile(on_chip, A, source, m, n, B, Up, bias, of_A, of_B, C, shard, of):
+def make_tile(on_chip, A, source, m, n, B, Up, bias, of_A, of_B, results, shard, of):
     """A tile of the result, from the rows of A[source]."""
     a, b, up, c, c_up, part, of_rows, of_b, of_up, held, out = on_chip
     rows, N = A.shape[1], of.N
@@ -94,4 +120,15 @@ def make_tile(on_chip, A, source, m, n, B, Up, bias, of_A, of_B, C, shard, of):
     if of.gated:
         gate(c, c_up)
     T.copy(c, out)
-    T.copy(out, C[shard, m, n])
+    store(out, results, shard, m, n, of.parts)
+
+
+@T.macro
+def store(out, results, shard, m, n, parts):
+    """Store a tile in the result that has its columns."""
+    if len(results) == 1:
+        T.copy(out, results[0][shard, m, n])
+    elif n < parts[0]:
+        T.copy(out, results[0][shard, m, n])
+    else:
+        store(out, results[1:], shard, m, n - parts[0], parts[1:])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from tilescale.ops.float8 import gradients_of_times, of_gradients, recipe_of
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import size_of
+from tilescale.ops.layout import adjacent
 from tilescale.ops.operator import operator, operator_of
 
 
@@ -99,7 +99,7 @@ input_gradient.register_autograd(_input_gradient_backward, saves="grad weights")
 def side_by_side(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> torch.Tensor:
     """Outputs of layers with weights (N, K), and a bias each or none, for (..., K) on this rank: (..., sum of N)."""
     rows, widths = _rows(x), list(map(len, weights))
-    weight, bias = _adjacent(weights), _adjacent(biases) if biases else None
+    weight, bias = adjacent(weights), adjacent(biases) if biases else None
     if weight is not None and (bias is not None or not biases):
         made = torch.nn.functional.linear(rows, weight, bias)
     else:  # a copy of the weights would take longer than the products
@@ -143,22 +143,8 @@ side_input_gradient.register_autograd(_side_gradient_backward, saves="grad weigh
 
 def _joined(weights: list[torch.Tensor]) -> torch.Tensor:
     """The rows of all matrices: a view where they are adjacent in memory, else a copy."""
-    found = _adjacent(weights)
+    found = adjacent(weights)
     return torch.cat(weights) if found is None else found
-
-
-def _adjacent(parts: list[torch.Tensor]) -> torch.Tensor | None:
-    """The rows of all tensors, where they are adjacent in the memory of the first one's storage."""
-    first, *others = parts
-    end = first.data_ptr()
-    for part, other in pairwise(parts):
-        end += part.nbytes
-        if not (part.is_contiguous() and other.is_contiguous() and other.data_ptr() == end):
-            return None
-    storage = first.untyped_storage()
-    if others and end + others[-1].nbytes > storage.data_ptr() + storage.nbytes():
-        return None
-    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
 @operator("row_parallel")

@@ -7,7 +7,7 @@ view costs the host a part of the time of a small collective: a tensor that need
 
 import math
 from collections.abc import Collection, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -48,6 +48,20 @@ def room_for(out: torch.Tensor | None, shape: Sequence[int], a: torch.Tensor, dt
     if out is None or tuple(out.shape) != tuple(shape) or dense(out) is not out:
         return a.new_empty(shape, dtype=dtype)
     return out
+
+
+def adjacent(parts: list[torch.Tensor]) -> torch.Tensor | None:
+    """The rows of all tensors, where they are adjacent in the memory of the first one's storage."""
+    first, *others = parts
+    end = first.data_ptr()
+    for part, other in pairwise(parts):
+        end += part.nbytes
+        if not (part.is_contiguous() and other.is_contiguous() and other.data_ptr() == end):
+            return None
+    storage = first.untyped_storage()
+    if others and end + others[-1].nbytes > storage.data_ptr() + storage.nbytes():
+        return None
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
 def new_tensors(

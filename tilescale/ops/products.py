@@ -101,6 +101,7 @@ class GemmSpec:
         gated: whether there are two matrices b, and the activation of the first product gates the second one.
         other: the type of b; "" for that of a. Float8 comes in two types.
         blocks: whether float8 has block scales: one for each 128 numbers of a row of a, and for each 128 x 128 of b.
+        parts: columns of each result, where b is several matrices side by side and each has a result; () for one.
     """
 
     N: int
@@ -113,6 +114,7 @@ class GemmSpec:
     gated: bool = False
     other: str = ""
     blocks: bool = False
+    parts: tuple[int, ...] = ()
 
     def scales(self, *shards: int) -> tuple[tuple[Any, ...], ...]:
         """Shapes of the scales of that many shards of rows of a each, and of all columns of b."""
@@ -189,13 +191,15 @@ def at_once() -> int:
     return current_machine().program_units
 
 
-def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1) -> GemmTiling:
+def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1, unit: int = 0) -> GemmTiling:
     """The tiles with which a product of `shards` times `rows` rows and N columns takes the least time in waves.
 
-    `products`: how many of one shape a block makes at once, which share its registers.
+    Args:
+        products: how many of one shape a block makes at once, which share its registers.
+        unit: columns at whose multiples a tile has to begin another result; 0: there is one.
     """
     blocks = at_once()
-    shares = [(t, replace(t, n=t.n // products)) for t in TILINGS]
+    shares = [(t, replace(t, n=t.n // products)) for t in TILINGS if unit % t.n == 0]
     fits = [(t, own) for t, own in shares if own.n % 64 == 0 or (transposed and N % own.n == 0)]
 
     def time(choice: tuple[GemmTiling, GemmTiling]) -> float:

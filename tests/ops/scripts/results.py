@@ -14,6 +14,7 @@ from operators import RANK, SIZE, close, everyones, run
 import tilescale
 from tilescale import ops
 from tilescale.errors import ArgumentError
+from tilescale.ops import ag_gemm, strategy
 
 
 def check_matmul_all_reduce_of_batches():
@@ -121,6 +122,29 @@ def check_gemms_write_where_they_are_wanted():
     ):
         with pytest.raises(ArgumentError, match=said):
             wrong()
+
+
+def check_weights_that_lie_side_by_side():
+    """They have one grid, if they lie so; their results do not share memory."""
+    kernels, kernel, by_estimate = [], ag_gemm._kernel, strategy._overlaps
+    strategy._overlaps = lambda machine, job, ranks: True
+    ag_gemm._kernel = lambda *given: kernels.append(given) or kernel(*given)
+    a, grads, widths = everyones(5, 16), everyones(5 * SIZE, 512, seed=3), [128, 256, 128]
+    for b, grids in ((everyones(512, 16, seed=1), 1), (everyones(512, 24, seed=1), 3)):
+        leaf, whole, bias = (x[RANK].clone().requires_grad_() for x in (a, b, everyones(512, seed=2)))
+        weights = whole[:, :16].split(widths)  # of the second matrix rows lie apart
+        results = ops.all_gather_matmul(leaf, [w.t() for w in weights], bias=list(bias.split(widths)))
+        assert len(kernels) == grids, len(kernels)
+        kernels.clear()
+        assert len({x.untyped_storage().data_ptr() for x in results}) == 3 and all(x.is_contiguous() for x in results)
+        want = torch.cat(a).float() @ b[RANK][:, :16].float().t() + bias.detach().float()
+        close(torch.cat(results, 1).detach(), want)
+        torch.autograd.backward(results, grads[RANK].split(widths, 1))
+        far = sum(g.float() @ w[:, :16].float() for g, w in zip(grads, b, strict=True)).chunk(SIZE)[RANK]
+        close(leaf.grad, far)
+        close(whole.grad[:, :16], grads[RANK].float().t() @ torch.cat(a).float())
+        kernels.clear()
+    ag_gemm._kernel, strategy._overlaps = kernel, by_estimate
 
 
 def check_results_are_changed_in_place():
