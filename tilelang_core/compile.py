@@ -26,6 +26,7 @@ from tvm.arith import Analyzer
 from tilelang_core import logs, zero_trip_loops
 from tilelang_core.complements import with_complements_in_layouts
 from tilelang_core.host_libraries import compiling_as_c
+from tilelang_core.kernel_keys import keys_made_once
 from tilelang_core.loop_invariants import with_hoisted_invariants
 from tilelang_core.loop_tiles import with_tiles_in_loops
 from tilelang_core.lru import LruCache
@@ -134,7 +135,7 @@ def _lowering(func: tirx.PrimFunc) -> Iterator[None]:
     tiles = rewriting("MergeSharedMemoryAllocations", with_tiles_in_loops)
     composed = _composed() if func.attrs and COMPOSED in func.attrs else contextlib.nullcontext()
     with logs.following(), keeping_registers(), layouts, divided, remainders, composed, tiles, proving(), mending():
-        with compiling_as_c():
+        with compiling_as_c(), keys_made_once():
             yield
 
 
@@ -265,7 +266,8 @@ class KernelCompilation:
         stock: Any = importlib.import_module("tilelang.jit")
         load, stock.cached = stock.cached, _is_cached
         try:
-            return tilelang.compile(self._keyed, **self.options)
+            with keys_made_once():
+                return tilelang.compile(self._keyed, **self.options)
         finally:
             stock.cached = load
 
@@ -282,18 +284,12 @@ class KernelCompilation:
 
 
 def _is_cached(
-    func: tirx.PrimFunc,
-    out_idx: Any,
-    execution_backend: Any,
-    target: Any,
-    target_host: Any,
-    verbose: Any,
-    pass_configs: Any,
-    compile_flags: Any,
+    func: tirx.PrimFunc, out_idx: Any, target: Any, target_host: Any, verbose: Any, pass_configs: Any, **options: Any
 ) -> bool:
     """Whether TileLang's own function of these parameters would find a kernel on disk."""
-    cache, context, _ = tilelang.cache._resolve_cache_dispatch(target, target_host, execution_backend, verbose)
-    known = context.target, context.target_host, normalize_pass_configs(pass_configs), compile_flags
+    backend, flags = options["execution_backend"], options["compile_flags"]
+    cache, context, _ = tilelang.cache._resolve_cache_dispatch(target, target_host, backend, verbose)
+    known = context.target, context.target_host, normalize_pass_configs(pass_configs), flags
     key = cache._generate_key(func, out_idx, context.execution_backend.name, (), *known)
     return Path(cache._get_cache_path(key)).exists()
 

@@ -18,10 +18,15 @@ from typing import Any
 
 from tvm import tirx
 
+from tilelang_core.lru import LruCache
+
 Rewrite = Callable[[str], str]
 """A function of a module from the text of a kernel to that which nvcc gets."""
 
 _KEY = "tilescale.text"
+
+_keyed: LruCache[tuple[tirx.PrimFunc, str], tirx.PrimFunc] = LruCache(1024)
+"""By the identity of functions, as other caches have the functions that are made here among their keys."""
 
 
 def through(rewrites: Sequence[Rewrite], text: str) -> str:
@@ -30,10 +35,11 @@ def through(rewrites: Sequence[Rewrite], text: str) -> str:
 
 
 def keyed(func: tirx.PrimFunc, rewrites: Sequence[Callable], check: Any = None) -> tirx.PrimFunc:
-    """The function, with an attribute that identifies the rewrites and checks of its text."""
-    if check is not None:
-        return func.with_attr(_KEY, f"{_digest((*rewrites, type(check)))} {check!r}")
-    return func.with_attr(_KEY, _digest(tuple(rewrites))) if rewrites else func
+    """The function, with an attribute that identifies the rewrites and checks of its text; always the same one."""
+    if check is None and not rewrites:
+        return func
+    text = _digest(tuple(rewrites)) if check is None else f"{_digest((*rewrites, type(check)))} {check!r}"
+    return _keyed.made((func, text), lambda: func.with_attr(_KEY, text))
 
 
 @cache

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import tilelang
 from tilelang.backend.target import determine_target
+from tilelang.cache.kernel_cache import KernelCache
 
 import tilescale.language as T
 from tests.cuda.fakes import Device
@@ -139,6 +140,26 @@ def test_a_kernel_is_kept_under_what_checked_it():
         for given in (None, check, replace(check, where=()), replace(check, ahead=("X",)), replace(check, available=1))
     ]
     assert keys[1] == keys[2] and len(set(keys)) == 4
+
+
+def test_a_kernel_is_printed_once_for_the_keys_of_the_cache(monkeypatch: pytest.MonkeyPatch):
+    made, scripts = two_grids(), []
+    kernel, script = made.kernels[0], tilelang.tvm.tirx.PrimFunc.script
+    check = check_of(kernel, made.lowered.program, MACHINE)
+
+    def printed(func: Any, **options: Any) -> str:
+        scripts.append(options)
+        return script(func, **options)
+
+    monkeypatch.setattr(tilelang.tvm.tirx.PrimFunc, "script", printed)
+    monkeypatch.setattr(KernelCache, "cached", lambda own, func, *_, **given: own._generate_key(func, None, args=()))
+    keys = set()
+    for _ in range(2):
+        again = stock.KernelCompilation(kernel.func, REWRITES, check, {"target": TARGET})
+        assert not again.is_done
+        keys.add(again.run())
+    assert len(keys) == 1 and scripts.count({"show_meta": True}) == 2  # with the options of `cached` here, and others
+    assert stock.KernelCompilation(kernel.func, (), check, {"target": TARGET}).run() not in keys
 
 
 @pytest.mark.parametrize(("ranks", "shares"), [((0, 1), [[0], [1]]), ((1, 0), [[0], [1]]), ((0, 2), [[0, 1], [0, 1]])])
