@@ -2,8 +2,8 @@
 """Host libraries of kernels, compiled as the C that they are, with the kernel's binary included as a file.
 
 Why: TileLang gives the host code of a kernel and its binary, an array of bytes, to the compiler of C++ if there is one.
-It takes twice as long as that of C, and three quarters of the rest go into an array of 200,000 numbers. Both stand at
-the end of each compilation.
+It takes twice as long as that of C, and three quarters of the rest go into an array of 200,000 numbers: half a second
+at the end of each compilation.
 """
 
 from __future__ import annotations

@@ -69,6 +69,7 @@ class Compilation(SimpleNamespace):
 
     options: dict[str, object] = {}
     program = SimpleNamespace(launches=(None,))
+    declared_output = None
     is_compiled = False
     __hash__ = object.__hash__
 

@@ -6,13 +6,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from tilelang_core import ir
 from tilescale.program.ops import BUILDER
 
 _PACKAGE = __name__.partition(".")[0]
 _PLAIN = str, int, float, bool, type(None)
+_OUTPUT = "declared_output"
+
+Builder = TypeVar("Builder", bound=Callable[..., ir.PrimFunc])
+
+
+def output_at(position: int) -> Callable[[Builder], Builder]:
+    """Declare that a function builds programs of one launch, whose result is the parameter at `position`.
+
+    A dry run sets it to zero, and need not trace such a program. Later parameters may be scratch memory.
+    """
+
+    def declared(function: Builder) -> Builder:
+        setattr(function, _OUTPUT, position)
+        return function
+
+    return declared
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,11 @@ class ProgramBuilder:
             return f"{path}{_text(self.arguments)}"
         except TypeError:
             return ""
+
+    @property
+    def declared_output(self) -> int | None:
+        """The position that `output_at` declares; None without it."""
+        return getattr(self.function, _OUTPUT, None)
 
     def build(self) -> ir.PrimFunc:
         """The program, traced for the current machine."""

@@ -72,7 +72,7 @@ class NeededKernels:
         """Begin the compilations that no process was left for, in up to `most` processes."""
         own, self._unbegun = self._unbegun, []
         if own and backends.compiles():
-            launches = [len(kernel.program.launches) for kernel in own]
+            launches = [1 if kernel.declared_output is not None else len(kernel.program.launches) for kernel in own]
             parts = [(kernel, max(count, _GRIDS)) for kernel, count in zip(own, launches, strict=True)]
             grids = [partial(_compile, kernel, n, count) for kernel, count in parts for n in range(count)]
             jobs: list[Callable[[], Any]] = [kernel.lower for kernel in own]
@@ -163,10 +163,13 @@ def also_needed(find: Finder, *given: Any) -> None:
 
 def noted(kernel: Kernel, args: Sequence[Any]) -> bool:
     """Whether a dry run takes this first call of a kernel; one that returns outputs has to run."""
-    if _needed is None or output_positions(kernel.program, kernel.options.get("out_idx")):
+    if _needed is None:
+        return False
+    declared = kernel.declared_output
+    if declared is None and output_positions(kernel.program, kernel.options.get("out_idx")):
         return False
     _needed.add(kernel)
-    for position in written_parameters(kernel.program):
+    for position in written_parameters(kernel.program) if declared is None else (declared,):
         args[position].detach().zero_()
     return True
 

@@ -81,6 +81,11 @@ class BoundProgram(DropIn):
 
     # -- lowered -----------------------------------------------------------------------------------------------------
 
+    @property
+    def declared_output(self) -> int | None:
+        """The position of the result, for a program of one launch whose builder declares it; None for others."""
+        return self._traced.declared_output if isinstance(self._traced, ProgramBuilder) else None
+
     @cached_property
     def _found(self) -> backends.LoweredBefore | None:
         """The program as it was lowered before, in this process or another one."""
@@ -91,7 +96,10 @@ class BoundProgram(DropIn):
     @property
     def is_compiled(self) -> bool:
         """Whether the caches have the program lowered, and its grids compiled."""
-        return self._found is not None and all(each.is_done for each in self._found.ahead(self.options))
+        if self._found is None:
+            del self._found  # another process may lower it now
+            return False
+        return all(each.is_done for each in self._found.ahead(self.options))
 
     def lower(self) -> backends.Lowered:
         """The program as the back end that runs it has it. Raises as the first call, but for its arguments."""
