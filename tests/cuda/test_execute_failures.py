@@ -33,6 +33,8 @@ from tilescale.errors import (
     RankMismatchError,
     WaitTimeoutError,
 )
+from tilescale.ops import whole_tensors
+from tilescale.program.builder import ProgramBuilder
 
 SITES = [
     WaitSite("T.wait(F >=)", Location("program.py", 12), "F", ">="),
@@ -273,6 +275,14 @@ def test_ranks_that_build_different_programs(other: dict[str, Any], text: str):
 
     for error in on_ranks(3, one):
         assert type(error) is RankMismatchError and text in error.message and len(error.where) == 2
+
+
+def test_programs_of_builders_are_compared_by_their_names_and_the_source(monkeypatch: pytest.MonkeyPatch):
+    built = [ProgramBuilder(whole_tensors.sum_program, (2, dtype)) for dtype in ("bfloat16", "float32", "bfloat16")]
+    one, other, same = (agreement.facts(program(each.build()), H200, {}).fingerprint for each in built)
+    assert one == same != other
+    monkeypatch.setattr(agreement, "source_digest", lambda: "another version")
+    assert agreement.facts(program(built[0].build()), H200, {}).fingerprint != one
 
 
 def test_options_of_a_program_are_facts_in_the_order_of_their_names():

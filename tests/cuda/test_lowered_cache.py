@@ -24,6 +24,8 @@ from tilescale.comm import Team
 from tilescale.hda import Machine
 from tilescale.ops import ag_gemm_programs, whole_tensors
 from tilescale.ops.products import GemmSpec, at_once, concurrent_stores, tiling
+from tilescale.passes import mod_analysis
+from tilescale.passes.mod_analysis import written_by_peers, written_parameters
 from tilescale.program.builder import ProgramBuilder
 from tilescale.runtime.compile import compile as compile_program
 from tilescale.settings import settings
@@ -55,6 +57,15 @@ def test_a_program_is_read_as_it_was_lowered(name: str, lowerings: list[Any]):
         second.lowered.sites,
         second.lowered.target,
     )
+
+
+def test_what_is_read_says_what_it_writes(lowerings: list[Any], monkeypatch: pytest.MonkeyPatch):
+    """Each process asks, and finding it takes as long as reading the file."""
+    first = lowered(put())
+    written = written_parameters(first.program), written_by_peers(first.program)
+    monkeypatch.setattr(mod_analysis, "names_of", lambda program: pytest.fail("found again"))
+    second = lowered(put())
+    assert (written_parameters(second.program), written_by_peers(second.program)) == written and any(written)
 
 
 def test_what_was_read_runs(lowerings: list[Any], monkeypatch: pytest.MonkeyPatch):
@@ -167,7 +178,7 @@ def test_other_lines_other_targets_and_other_settings_are_lowered_anew(
     monkeypatch.setattr(lowered_cache, "settings", lambda: replace(settings(), share_gpus=True))
     lowered(two_lines_apart(True))
     assert len(lowerings) == 4
-    monkeypatch.setattr(lowered_cache, "_source", lambda: "another version")
+    monkeypatch.setattr(lowered_cache, "source_digest", lambda: "another version")
     lowered(two_lines_apart(True))
     assert len(lowerings) == 5
 
@@ -198,7 +209,7 @@ def test_where_others_may_write_nothing_is_read(lowerings: list[Any], monkeypatc
 
 
 def test_the_source_is_its_files_and_their_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    digest, found = lowered_cache._source.__wrapped__, []
+    digest, found = lowered_cache.source_digest.__wrapped__, []
     monkeypatch.setattr(lowered_cache.tilescale, "__file__", str(tmp_path / "tilescale" / "__init__.py"))
     for path, text in (("a/b.py", "x"), ("a/__pycache__/b.pyc", "x"), ("a/b.py", "y"), ("a/c.yaml", "x")):
         (tmp_path / "tilescale" / path).parent.mkdir(parents=True, exist_ok=True)

@@ -5,11 +5,11 @@ Also the tensors that peers write, and the flags that they do not."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import TypeVar
 
 from tilelang_core import ir
-from tilescale.program.effects import KEPT, ProgramNames, names_of, statements
+from tilescale.program.effects import names_of, statements
 from tilescale.program.model import Program
 from tilescale.program.operations import Signal, Wait, operation
 
@@ -17,15 +17,15 @@ Found = TypeVar("Found")
 
 
 def _once(find: Callable[[Program], Found]) -> Callable[[Program], Found]:
-    """Keep the result for each of the last programs: several parts of a build ask for it."""
-
-    @lru_cache(KEPT)
-    def kept(names: ProgramNames) -> Found:
-        return find(names.program)
+    """Keep the result with the program, also on disk: several parts of a build ask for it."""
+    name = f"{find.__module__}.{find.__name__}"
 
     @wraps(find)
     def of(program: Program) -> Found:
-        return kept(names_of(program))
+        kept = vars(program)
+        if name not in kept:
+            kept[name] = find(program)
+        return kept[name]
 
     return of
 

@@ -27,6 +27,7 @@ from tilescale.backends.cuda.target import has_gpu
 from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.backends.tilelang.lowering.program import LoweredProgram, lower
 from tilescale.cost.calibrated import origin
+from tilescale.passes.mod_analysis import written_by_peers, written_parameters
 from tilescale.program.builder import builder_name
 from tilescale.program.model import Program
 from tilescale.settings import settings
@@ -47,6 +48,8 @@ def cached(program: Program, target: LoweringTarget) -> LoweredProgram:
     known = _read(folder / name)
     if known is None:
         known = lower(program, target)
+        for asked in (written_parameters, written_by_peers):
+            asked(known.program)  # kept with it for later processes
         _write(folder / name, known)
     return known
 
@@ -71,12 +74,12 @@ def _digest(program: ir.PrimFunc | str, units: Any, target: LoweringTarget) -> s
     text = program if isinstance(program, str) else records.graph_text([program])
     machine = target.machine.name, target.machine.digest, origin(target.machine)
     job = units, target.stride, target.nccl, target.nvshmem, target.mapped
-    given = "\n".join(map(repr, (machine, job, settings().share_gpus, _source())))
+    given = "\n".join(map(repr, (machine, job, settings().share_gpus, source_digest())))
     return hashlib.sha256(f"{given}\n{text}".encode()).hexdigest()[:32]
 
 
 @cache
-def _source() -> str:
+def source_digest() -> str:
     """A digest of this package, its data included, and TileLang's version."""
     made = hashlib.sha256(importlib.metadata.version("tilelang").encode())
     root = Path(tilescale.__file__).parents[1]

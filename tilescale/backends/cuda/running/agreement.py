@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tilelang_core import ir
+from tilescale.backends.cuda.lowered_cache import source_digest
 from tilescale.comm.agreement import Facts
 from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap.group import HeapGroup
 from tilescale.cost.calibrated import origin
 from tilescale.errors import picklable
 from tilescale.hda import Machine
+from tilescale.program.builder import builder_name
 from tilescale.program.model import Program
 
 T = TypeVar("T")
@@ -61,7 +63,9 @@ def _raise_any(group: HeapGroup, call: CollectiveCall, own: BaseException | None
 
 
 def facts(program: Program, machine: Machine, options: dict[str, Any]) -> Facts:
-    """The facts that ranks building a program must agree on."""
+    """The facts that ranks building a program must agree on. A builder and this package's source stand for a program
+    that was traced by them: its text takes milliseconds to print."""
     given = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
-    known = machine.name, machine.digest
-    return Facts(program.name, ir.fingerprint(program.func), known, given or "no options", origin(machine))
+    known, builder = (machine.name, machine.digest), builder_name(program.func)
+    code = f"{builder} of {source_digest()}" if builder else ir.fingerprint(program.func)
+    return Facts(program.name, code, known, given or "no options", origin(machine))
