@@ -8,12 +8,15 @@ cache is looked up, and most of the time in which the kernel is loaded.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Hashable, Iterator
 from typing import Any
 
 from tilelang.cache.kernel_cache import KernelCache
 
 from tilelang_core.lru import LruCache
+
+_PARAMETERS = inspect.signature(KernelCache._generate_key)
 
 _keys: LruCache[Hashable, str] = LruCache(1024)
 """By function and options. Functions are immutable, and compared by identity."""
@@ -24,9 +27,11 @@ def keys_made_once() -> Iterator[None]:
     """Within the block TileLang's cache prints no function twice."""
     stock = KernelCache._generate_key
 
-    def key(cache: KernelCache, func: Any, *given: Any, **options: Any) -> str:
-        known = type(cache), func, repr((given, sorted(options.items())))
-        return _keys.made(known, lambda: stock(cache, func, *given, **options))
+    def key(cache: KernelCache, *given: Any, **options: Any) -> str:
+        named = _PARAMETERS.bind(cache, *given, **options).arguments
+        del named["self"]
+        known = type(cache), named["func"], repr(sorted((name, x) for name, x in named.items() if name != "func"))
+        return _keys.made(known, lambda: stock(cache, **named))
 
     KernelCache._generate_key = key
     try:

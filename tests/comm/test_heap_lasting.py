@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,17 +18,19 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for a GPU and its streams."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the stream of the call")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: STREAM)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: _used.append(device))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(_used.append(stream)))
     _used.clear()
 
 
+STREAM = SimpleNamespace(device="the device of the call")
 _used: list[object] = []
 
 
 def test_lasting_tensors_are_made_by_another_thread_on_the_stream_of_the_call(device: None):
     assert lasting(threading.get_ident) != threading.get_ident()
-    assert _used == ["the stream of the call"]
+    assert _used == [STREAM.device, STREAM], "PyTorch makes a context on the device of the stream before, which is another"
 
 
 def test_they_are_not_those_of_inference_mode(device: None):
