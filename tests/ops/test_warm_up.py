@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -100,6 +101,27 @@ def test_a_function_runs_as_it_is(compiled: list[Kernel]):
     ops.warm_up(step, torch.ones(4, 8))
     assert len(given) == 1 and not given[0].any()
     torch.testing.assert_close(ops.all_reduce(torch.ones(4, 8)), torch.ones(4, 8))
+
+
+def test_a_warm_up_leaves_no_objects_for_the_collections_of_the_next_step():
+    """A collection of all objects takes half a second in a process with a model."""
+    enabled: list[bool] = []
+    kept: list[list[int]] = []
+
+    def step() -> None:
+        enabled.append(gc.isenabled())
+        kept.extend([] for _ in range(100_000))
+
+    gc.unfreeze()  # what tests have frozen
+    try:
+        ops.warm_up(step)
+        assert enabled == [False] and gc.isenabled()
+        assert gc.get_count()[2] == 0 and gc.get_freeze_count() == 0
+        assert len(gc.get_objects(generation=0)) < 10_000 < len(gc.get_objects(generation=2))
+    finally:
+        gc.freeze()
+    ops.warm_up(step)
+    assert gc.get_freeze_count() > 0, "what a user has frozen stays so"
 
 
 def test_what_fails_ends_the_dry_run():

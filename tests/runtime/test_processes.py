@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
@@ -91,7 +90,6 @@ class Compilation(SimpleNamespace):
         return [self]
 
     def prepare(self) -> None:
-        assert not gc.isenabled()  # a collection goes through all objects of a model
         self.log.append(f"prepare {self.number}")
 
 
@@ -175,7 +173,7 @@ def test_programs_are_bound_while_their_kernels_are_compiled(job: SimpleNamespac
         needed.add(Slow(number=number, folder=tmp_path, log=job.log))
     ahead.compile_all(needed)
     assert job.log == ["barrier", "bind 0", "bind 1", "barrier", "prepare 0", "barrier", "prepare 1"]
-    assert set(compiled(tmp_path, 1)) == {"compiled 0"} and gc.isenabled()
+    assert set(compiled(tmp_path, 1)) == {"compiled 0"}
 
 
 def test_more_kernels_than_cores_are_compiled_after_the_dry_run(job: SimpleNamespace, tmp_path: Path):

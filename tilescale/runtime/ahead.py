@@ -23,7 +23,6 @@ from tilescale.comm import init
 from tilescale.errors import UsageError
 from tilescale.passes.mod_analysis import written_parameters
 from tilescale.runtime.outputs import output_positions
-from tilescale.timing.no_gc import no_cyclic_collection
 
 if TYPE_CHECKING:
     from tilescale.runtime.kernel import Kernel
@@ -174,7 +173,6 @@ def noted(kernel: Kernel, args: Sequence[Any]) -> bool:
     return True
 
 
-@no_cyclic_collection()  # half a second in a process with a model
 def compile_all(needed: NeededKernels) -> None:
     """Collective over the job: compile and load the kernels of a run, over all ranks and CPU cores of each node.
 

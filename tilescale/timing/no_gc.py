@@ -20,3 +20,19 @@ def no_cyclic_collection(wanted: bool = True) -> Iterator[None]:
     finally:
         if before:
             gc.enable()
+
+
+@contextlib.contextmanager
+def long_lived() -> Iterator[None]:
+    """`no_cyclic_collection` where many of the objects stay for the rest of the process.
+
+    All objects are old afterwards, as after a collection. In a process with a model, looking at all of them takes half
+    a second, in the first step after the block.
+    """
+    with no_cyclic_collection():
+        try:
+            yield
+        finally:
+            if not gc.get_freeze_count():  # else the user has frozen objects, which must stay so
+                gc.freeze()
+                gc.unfreeze()

@@ -24,7 +24,7 @@ def lasting(make: Callable[[], Made]) -> Made:
     stream = torch.cuda.current_stream()
 
     def made() -> Made:
-        torch.cuda.set_device(stream.device)  # a thread begins on the first GPU, and `stream` would make a context there
+        torch.cuda.set_device(stream.device)  # a thread begins on the first one, where `stream` makes a context
         with torch.cuda.stream(stream):
             return make()
 
