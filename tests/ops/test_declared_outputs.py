@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tilescale import backends
 from tilescale.hda import Machine
 from tilescale.ops import ag_columns_gemm, ag_gemm_programs, gemm_ag, gemm_ar, gemm_rs, whole_tensors
 from tilescale.ops.block_gemm import block_tiling
@@ -33,6 +34,7 @@ BUILT: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (gemm_rs.program, (4, PLAIN)),
     *((ag_gemm_programs.program, (2, of, gathers)) for of in (PLAIN, BIASED, SCALED) for gathers in (True, False)),
     (ag_gemm_programs.program, (2, replace(BIASED, tiles=TILINGS[4], gated=True, activation="silu"), True, 2)),
+    *((ag_gemm_programs.program, (2, replace(PLAIN, parts=parts))) for parts in ((256, 256), (256, 128, 128))),
     (ag_gemm_programs.program, (2, FLOAT8, True, 1, 132)),
     *((gemm_ar.program, (2, of, blocks)) for of in (PLAIN, BIASED, FLOAT8) for blocks in (0, 132)),
     *((module.program, (3, of)) for module in (ag_columns_gemm, gemm_ag) for of in (PLAIN, BIASED)),
@@ -50,11 +52,15 @@ def kernel(number: int) -> Kernel:
 
 
 @pytest.mark.parametrize("number", range(len(BUILT)))
-def test_the_declared_result_is_the_first_written_parameter(number: int):
-    """Scratch memory of the schedule follows it."""
+def test_declared_results_are_the_first_written_parameters(number: int):
+    """Scratch memory of the schedule follows them."""
     made = kernel(number)
-    assert min(written_parameters(made.program)) == made.declared_output
+    assert made.declared_outputs is not None and made.declaration is not None
+    written = sorted(written_parameters(made.program))
+    assert written[: len(made.declared_outputs)] == list(made.declared_outputs)
     assert len(made.program.launches) == 1
+    grids = made._lowered(backends.generator(MACHINE)).lowered.grids
+    assert len(grids) <= made.declaration.grids
 
 
 def test_a_dry_run_traces_no_declared_program(monkeypatch: pytest.MonkeyPatch):

@@ -112,7 +112,7 @@ def test_a_warm_up_leaves_no_objects_for_the_collections_of_the_next_step():
         enabled.append(gc.isenabled())
         kept.extend([] for _ in range(100_000))
 
-    gc.unfreeze()  # what tests have frozen
+    gc.unfreeze()  # objects of the tests
     try:
         ops.warm_up(step)
         assert enabled == [False] and gc.isenabled()
@@ -121,7 +121,7 @@ def test_a_warm_up_leaves_no_objects_for_the_collections_of_the_next_step():
     finally:
         gc.freeze()
     ops.warm_up(step)
-    assert gc.get_freeze_count() > 0, "what a user has frozen stays so"
+    assert gc.get_freeze_count() > 0, "objects that a user has frozen stay so"
 
 
 def test_what_fails_ends_the_dry_run():

@@ -68,7 +68,7 @@ class Compilation(SimpleNamespace):
 
     options: dict[str, object] = {}
     program = SimpleNamespace(launches=(None,))
-    declared_output = None
+    declaration = None
     is_compiled = False
     __hash__ = object.__hash__
 

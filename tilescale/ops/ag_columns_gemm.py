@@ -26,7 +26,7 @@ from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import product
 from tilescale.ops.workspace import workspace_of
 from tilescale.passes.overlap.schedule import QUEUE, Move
-from tilescale.program.builder import output_at
+from tilescale.program.builder import Declaration
 from tilescale.runtime.ahead import is_dry
 
 
@@ -98,7 +98,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, saves="a b")
 
 
-@output_at(3)
+@Declaration(3)
 def program(size: int, of: GemmSpec) -> Any:
     """`sequential`, whose tiles wait for the parts of the inner dimension as they come to them."""
     move = Move("all_gather", ("A", "G"), chunk=CHUNK, chunks=CHUNKS, carrier=QUEUE, group=of.tiles.group)

@@ -8,10 +8,10 @@ from tilescale.ops.block_gemm import multiply_blocks, scale_tiles
 from tilescale.ops.kernels import scheduled
 from tilescale.ops.products import CHUNKS, GemmSpec, activate, add_bias, gate, multiply, multiply_by_two, rescale
 from tilescale.passes.overlap.schedule import CALLER, SOURCE, Move
-from tilescale.program.builder import output_at
+from tilescale.program.builder import Declaration
 
 
-@output_at(6)
+@Declaration(6, grids=2, results=lambda size, of, *_: max(len(of.parts), 1))
 def program(size: int, of: GemmSpec, gathers: bool = True, slices: int = 1, blocks: int = 0) -> Any:
     """`sequential`, whose tiles of local rows read these in place, and the others theirs as they arrive; or, if it does
     not gather, as they are there.

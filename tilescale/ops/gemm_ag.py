@@ -25,7 +25,7 @@ from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import product
 from tilescale.ops.workspace import workspace_of
 from tilescale.passes.overlap.schedule import SOURCE, Move
-from tilescale.program.builder import output_at
+from tilescale.program.builder import Declaration
 from tilescale.runtime.ahead import is_dry
 
 
@@ -96,7 +96,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, saves="a b")
 
 
-@output_at(3)
+@Declaration(3, grids=2)
 def program(size: int, of: GemmSpec) -> Any:
     """`sequential`, whose chunks of rows are sent when their tiles are done."""
     move = Move("all_gather", ("local", "G"), chunk=CHUNK, chunks=CHUNKS, local=SOURCE, group=of.tiles.group)

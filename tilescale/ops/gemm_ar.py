@@ -27,7 +27,7 @@ from tilescale.ops.products import ROWS, GemmSpec, add_bias, at_once, on_chip_ti
 from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import Scales, summed_product
 from tilescale.passes.overlap.schedule import COLLECTIVE, Move
-from tilescale.program.builder import output_at
+from tilescale.program.builder import Declaration
 from tilescale.runtime.ahead import is_dry
 
 
@@ -132,7 +132,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, saves="a b")
 
 
-@output_at(5)
+@Declaration(5)
 def program(size: int, of: GemmSpec, blocks: int) -> Any:
     """`sequential`, whose tiles are summed before they are stored, by `blocks` persistent blocks; 0: one each."""
     move = Move("allreduce", ("C", "C"), carrier=COLLECTIVE, group=of.tiles.group, blocks=blocks or None)

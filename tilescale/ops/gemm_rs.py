@@ -47,7 +47,7 @@ from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import Scales, summed_product
 from tilescale.ops.workspace import workspace_of
 from tilescale.passes.overlap.schedule import ACCUMULATORS, QUEUE, Move
-from tilescale.program.builder import output_at
+from tilescale.program.builder import Declaration
 from tilescale.runtime.ahead import is_dry
 
 
@@ -156,7 +156,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, saves="a b")
 
 
-@output_at(5)
+@Declaration(5)
 def program(size: int, of: GemmSpec, blocks: int = 0) -> Any:
     """`sequential`, whose blocks add the other ranks' parts to their accumulators; `blocks` persistent ones, 0: one for
     each tile."""

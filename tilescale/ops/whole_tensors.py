@@ -22,7 +22,7 @@ from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import SUMS
 from tilescale.ops.kernels import Choice, kernel, one_of
 from tilescale.ops.layout import dtype_name, dtype_of
-from tilescale.program.builder import output_at
+from tilescale.program.builder import Declaration
 from tilescale.runtime.kernel import Kernel
 
 BY_STORES = {"allreduce": ("one_shot", "two_shot")}
@@ -157,7 +157,7 @@ def _moved(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return flat if flat.dtype is dtype else flat.view(dtype)
 
 
-@output_at(1)
+@Declaration(1)
 def program(size: int, name: str, dtype: str, impl: str | None, wire: str | None = None, op: str = "sum") -> Any:
     """A collective from one whole tensor to another."""
     part = T.dynamic("elements")
@@ -178,7 +178,7 @@ def program(size: int, name: str, dtype: str, impl: str | None, wire: str | None
     return whole_tensors
 
 
-@output_at(0)
+@Declaration(0)
 def broadcast_program(size: int, root: int, impl: str | None) -> Any:
     """Whole bytes of the root, in place."""
     extent = T.dynamic("nbytes")
@@ -192,7 +192,7 @@ def broadcast_program(size: int, root: int, impl: str | None) -> Any:
     return whole_broadcast
 
 
-@output_at(1)
+@Declaration(1)
 def sum_program(size: int, dtype: str, op: str = "sum", impl: str | None = None, wire: str | None = None) -> Any:
     """The sum of whole tensors, or what else `op` names, which may be in place."""
     elements = T.dynamic("elements")

@@ -13,22 +13,33 @@ from tilescale.program.ops import BUILDER
 
 _PACKAGE = __name__.partition(".")[0]
 _PLAIN = str, int, float, bool, type(None)
-_OUTPUT = "declared_output"
+_DECLARATION = "declaration"
 
 Builder = TypeVar("Builder", bound=Callable[..., ir.PrimFunc])
 
 
-def output_at(position: int) -> Callable[[Builder], Builder]:
-    """Declare that a function builds programs of one launch, whose result is the parameter at `position`.
+@dataclass(frozen=True)
+class Declaration:
+    """Properties of all programs of a builder, so that a dry run need not trace them.
 
-    A dry run sets it to zero, and need not trace such a program. Later parameters may be scratch memory.
+    Attributes:
+        output: position of the parameter with the first result.
+        grids: the largest number of grids that its one launch becomes.
+        results: number of results, by the arguments of the builder; parameters that follow them may be scratch memory.
     """
 
-    def declared(function: Builder) -> Builder:
-        setattr(function, _OUTPUT, position)
-        return function
+    output: int
+    grids: int = 1
+    results: Callable[..., int] = lambda *_: 1
 
-    return declared
+    def outputs(self, arguments: tuple[Any, ...]) -> range:
+        """Positions of the results of a program."""
+        return range(self.output, self.output + self.results(*arguments))
+
+    def __call__(self, function: Builder) -> Builder:
+        """Declare them of a builder."""
+        setattr(function, _DECLARATION, self)
+        return function
 
 
 @dataclass(frozen=True)
@@ -54,9 +65,10 @@ class ProgramBuilder:
             return ""
 
     @property
-    def declared_output(self) -> int | None:
-        """The position that `output_at` declares; None without it."""
-        return getattr(self.function, _OUTPUT, None)
+    def declaration(self) -> Declaration | None:
+        """The function's; None where a program has to be traced."""
+        return getattr(self.function, _DECLARATION, None)
+
 
     def build(self) -> ir.PrimFunc:
         """The program, traced for the current machine."""

@@ -33,7 +33,7 @@ LEAST_PRIORITY = 19
 """As `nice` has it."""
 
 _GRIDS = 2
-"""Grids that a launch may become: local rows, and those of other ranks."""
+"""Grids that a launch may become, where nothing is declared: local rows, and those of other ranks."""
 
 
 class NeededKernels:
@@ -58,7 +58,7 @@ class NeededKernels:
 
     def add(self, kernel: Kernel) -> None:
         """Add a kernel of the run. Ranks of a node share out the compilations, which take a process for each
-        launch, and one for its second grid if many are free."""
+        launch, and one for its second grid, if it may have one and many are free."""
         if kernel in self.now:
             return
         self.now.append(kernel)
@@ -71,11 +71,11 @@ class NeededKernels:
         """Begin the compilations that no process was left for, in up to `most` processes."""
         own, self._unbegun = self._unbegun, []
         if own and backends.compiles():
-            launches = [1 if kernel.declared_output is not None else len(kernel.program.launches) for kernel in own]
-            parts = [(kernel, max(count, _GRIDS)) for kernel, count in zip(own, launches, strict=True)]
+            counts = [_counts(kernel) for kernel in own]
+            parts = [(kernel, count) for kernel, (_, count) in zip(own, counts, strict=True)]
             grids = [partial(_compile, kernel, n, count) for kernel, count in parts for n in range(count)]
             jobs: list[Callable[[], Any]] = [kernel.lower for kernel in own]
-            count = min(most, len(grids), max(sum(launches), most // 2))
+            count = min(most, len(grids), max(sum(launches for launches, _ in counts), most // 2))
             self.runs |= dict.fromkeys(own, Running([*jobs, *grids], count))
 
     def wait_for_programs(self) -> None:
@@ -114,6 +114,14 @@ class NeededKernels:
     @cached_property
     def most(self) -> int:
         return max(cores() // self._ranks, 1)
+
+
+def _counts(kernel: Kernel) -> tuple[int, int]:
+    """Number of its launches, and the largest number of its grids."""
+    if kernel.declaration is not None:
+        return 1, kernel.declaration.grids
+    launches = len(kernel.program.launches)
+    return launches, max(launches, _GRIDS)
 
 
 def _compile(kernel: Kernel, part: int = 0, parts: int = 1) -> None:
@@ -164,11 +172,11 @@ def noted(kernel: Kernel, args: Sequence[Any]) -> bool:
     """Whether a dry run takes this first call of a kernel; one that returns outputs has to run."""
     if _needed is None:
         return False
-    declared = kernel.declared_output
+    declared = kernel.declared_outputs
     if declared is None and output_positions(kernel.program, kernel.options.get("out_idx")):
         return False
     _needed.add(kernel)
-    for position in written_parameters(kernel.program) if declared is None else (declared,):
+    for position in written_parameters(kernel.program) if declared is None else declared:
         args[position].detach().zero_()
     return True
 

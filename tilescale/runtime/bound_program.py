@@ -19,7 +19,7 @@ from tilescale.passes.persistent.rewrite import persistent
 from tilescale.passes.persistent.tasks import Tasks
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.retrace import for_machine
-from tilescale.program.builder import ProgramBuilder
+from tilescale.program.builder import Declaration, ProgramBuilder
 from tilescale.program.model import Program
 from tilescale.program.ops import MOMENTS, MOST_MOMENTS
 from tilescale.runtime.drop_in import DropIn
@@ -82,9 +82,16 @@ class BoundProgram(DropIn):
     # -- lowered -----------------------------------------------------------------------------------------------------
 
     @property
-    def declared_output(self) -> int | None:
-        """The position of the result, for a program of one launch whose builder declares it; None for others."""
-        return self._traced.declared_output if isinstance(self._traced, ProgramBuilder) else None
+    def declaration(self) -> Declaration | None:
+        """Its builder's; None for a program that has to be traced."""
+        return self._traced.declaration if isinstance(self._traced, ProgramBuilder) else None
+
+    @property
+    def declared_outputs(self) -> range | None:
+        """Positions of its results, as far as its builder declares them."""
+        if not isinstance(self._traced, ProgramBuilder) or self._traced.declaration is None:
+            return None
+        return self._traced.declaration.outputs(self._traced.arguments)
 
     @cached_property
     def _found(self) -> backends.LoweredBefore | None:
