@@ -20,9 +20,10 @@ from tilescale.errors import RankMismatchError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import SUMS
-from tilescale.ops.kernels import Choice, kernel, one_of
+from tilescale.ops.kernels import Choice, kernel, kernels
 from tilescale.ops.layout import dtype_name, dtype_of
 from tilescale.program.builder import Declaration
+from tilescale.runtime.ahead import also_needed
 from tilescale.runtime.kernel import Kernel
 
 BY_STORES = {"allreduce": ("one_shot", "two_shot")}
@@ -87,25 +88,37 @@ def summed(a: torch.Tensor, team: Team, into: torch.Tensor | None = None, op: st
     compare_counts(a, team)
     result = a if into is None else into
     x, y = _moved(a, a.dtype), _moved(result, a.dtype)
-    dtype, nbytes = dtype_of(a), a.nbytes
-    choice = lambda impl: (sum_program, team, dtype, op, impl)  # noqa: E731
-    one_of(choice, algorithm("allreduce", team, nbytes), algorithms("allreduce", team))(x, y)
+    _kernel("allreduce", x, team, op)(x, y)
     return result
 
 
 def choices(operation: str, moved: torch.dtype, team: Team) -> list[Choice]:
     """Kernels of "all_gather", "reduce_scatter" or a sum by "allreduce" for tensors of a type and any size."""
     dtype = dtype_name(moved if moved in SUMS else torch.uint8)
-    if operation == "allreduce":
-        return [(sum_program, team, dtype, "sum", impl) for impl in algorithms(operation, team)]
-    return [(program, team, operation, dtype, impl) for impl in algorithms(operation, team)]
+    return _choices(operation, dtype, team, *(("sum",) if operation == "allreduce" else ()))
 
 
 def _kernel(operation: str, whole: torch.Tensor, team: Team, *more: Any) -> Kernel:
-    """The kernel of a collective; `whole` says how much it moves, `more` are the last arguments of `program`."""
+    """The kernel of a collective; `whole` says how much it moves, `more` is as in `_choice`. A dry run adds those of
+    other sizes, whose estimates take as long as the rest of the call."""
     dtype = dtype_of(whole)
-    choice = lambda impl: (program, team, operation, dtype, impl, *more)  # noqa: E731
-    return one_of(choice, algorithm(operation, team, whole.nbytes), algorithms(operation, team))
+    also_needed(_kernels, operation, dtype, team, *more)
+    return kernel(*_choice(operation, dtype, team, algorithm(operation, team, whole.nbytes), *more))
+
+
+def _kernels(operation: str, dtype: str, team: Team, *more: Any) -> list[Kernel]:
+    return kernels(*_choices(operation, dtype, team, *more))
+
+
+def _choices(operation: str, dtype: str, team: Team, *more: Any) -> list[Choice]:
+    return [_choice(operation, dtype, team, impl, *more) for impl in algorithms(operation, team)]
+
+
+def _choice(operation: str, dtype: str, team: Team, impl: str | None, *more: Any) -> Choice:
+    """The kernel of a collective by an algorithm. `more`: the last arguments of `program`, or how a sum is made."""
+    if operation == "allreduce":
+        return sum_program, team, dtype, *more, impl
+    return program, team, operation, dtype, impl, *more
 
 
 def algorithms(operation: str, team: Team) -> tuple[str | None, ...]:
