@@ -12,13 +12,11 @@ from pathlib import Path
 
 from tilescale.errors import MachineFileError, UnknownMachineError, check_type, did_you_mean
 from tilescale.hda import topology, units
-from tilescale.hda.document import DocumentEntry, merge, read
+from tilescale.hda.document import BUILT_IN, DocumentEntry, merge, read
 from tilescale.hda.machine import Machine
 from tilescale.hda.model import Network
 from tilescale.hda.reader import Reader
 from tilescale.hda.validate import check
-
-BUILT_IN = Path(__file__).parent / "machines"
 
 
 @cache
