@@ -98,6 +98,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Rank 1 of two on a node that compiles, and the order of its steps."""
     log: list[str] = []
     world = SimpleNamespace(local_rank=1, local_size=2, barrier=lambda: log.append("barrier"), log=log)
+    world.all_gather = lambda begun: log.append("agree") or [False, begun]
     monkeypatch.setattr(ahead, "init", lambda: world)
     monkeypatch.setattr(ahead, "cores", lambda: 4)
     monkeypatch.setattr(ahead.backends, "compiles", lambda: True)
@@ -172,7 +173,7 @@ def test_programs_are_bound_while_their_kernels_are_compiled(job: SimpleNamespac
     for number in range(2):
         needed.add(Slow(number=number, folder=tmp_path, log=job.log))
     ahead.compile_all(needed)
-    assert job.log == ["barrier", "bind 0", "bind 1", "barrier", "prepare 0", "barrier", "prepare 1"]
+    assert job.log == ["agree", "bind 0", "bind 1", "barrier", "prepare 0", "barrier", "prepare 1"]
     assert set(compiled(tmp_path, 1)) == {"compiled 0"}
 
 
@@ -234,7 +235,7 @@ def test_nothing_is_forked_where_nothing_is_compiled(
     needed = ahead.NeededKernels()
     needed.add(Compilation(number=0, folder=tmp_path, log=job.log))
     ahead.compile_all(needed)
-    assert job.log == ["barrier", "bind 0", "barrier", "prepare 0"]
+    assert job.log == ["agree", "bind 0", "prepare 0"], "no rank waits for another one's compilations"
 
 
 def test_a_process_whose_parent_has_ended_takes_no_further_job(tmp_path: Path):

@@ -189,14 +189,15 @@ def compile_all(needed: NeededKernels) -> None:
     world = init()
     needed.begin(needed.most)
     needed.wait_for_programs()
-    world.barrier()
+    are_compiled = not any(world.all_gather(bool(needed.runs)))
     known = [each for kernel in needed.now for each in kernel.compilations()]
     begun = [each for kernel in needed.now for each in kernel.lower().ahead(kernel.options)]
     compile_missing([each for each in known if each not in begun], world.local_rank, world.local_size)
     with progress_bar(COMPILING, False if world.local_rank else None, len(needed.now)) as advance:
         for kernel in needed.now:
             needed.wait_for(kernel)
-            world.barrier()
+            if not are_compiled:
+                world.barrier()
             kernel.prepare()
             advance(1)
     needed.begin_later()  # not before: processes on one core share its units at any priority
