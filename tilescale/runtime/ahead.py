@@ -190,8 +190,9 @@ def compile_all(needed: NeededKernels) -> None:
     needed.begin(needed.most)
     needed.wait_for_programs()
     are_compiled = not any(world.all_gather(bool(needed.runs)))
-    known = [each for kernel in needed.now for each in kernel.compilations()]
+    # All programs are read before the first one is bound, where ranks meet: each has read others in the dry run.
     begun = [each for kernel in needed.now for each in kernel.lower().ahead(kernel.options)]
+    known = [each for kernel in needed.now for each in kernel.compilations()]
     compile_missing([each for each in known if each not in begun], world.local_rank, world.local_size)
     with progress_bar(COMPILING, False if world.local_rank else None, len(needed.now)) as advance:
         for kernel in needed.now:
