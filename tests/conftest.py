@@ -75,6 +75,11 @@ def pytest_collection_finish():
     gc.enable()
 
 
+def pytest_sessionfinish():
+    """Spare pytest its five collections of garbage at the end, which take seconds of each worker."""
+    gc.freeze()
+
+
 @pytest.fixture
 def remedies() -> None:
     """For tests of the exact remedies in errors' hints: programs with a mistake are run again to find them."""
