@@ -111,7 +111,7 @@ def constant(expr: Any) -> int | None:
         return int(expr)
     if isinstance(expr, IntImm):
         return int(expr.value)
-    if isinstance(expr, PrimExpr):
+    if isinstance(expr, PrimExpr) and not isinstance(expr, Var):
         simple = simplified(expr, Analyzer())
         return int(simple.value) if isinstance(simple, IntImm) else None
     return None
@@ -186,9 +186,12 @@ def at_most(expr: Any, names: Mapping[Var, PrimExpr]) -> int | None:
     known = constant(expr)
     if known is not None:
         return known
-    analyzer = Analyzer()
+    analyzer, read = Analyzer(), variables(expr)
+    for var, value in reversed([*names.items()]):
+        read |= variables(value) if var in read else set()
     for var, value in names.items():
-        analyzer.bind(var, value)
+        if var in read:
+            analyzer.bind(var, value)
     bound = analyzer.const_int_bound(expr).max_value
     return bound if bound < (1 << bits(expr.dtype) - 1) - 1 else None
 

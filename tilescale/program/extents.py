@@ -151,6 +151,7 @@ def lengths(program: Program) -> frozenset[ir.Var]:
 
 def agreed(program: Program) -> list[tuple[Parameter, ir.Var]]:
     """The other variables of extents, which all ranks have alike, and the parameters that have them, in their order."""
-    own = lengths(program)
     extents = [(p, extent) for p in program.parameters if p.buffer is not None for extent in p.buffer.shape]
-    return [(p, var) for p, extent in extents for var in sorted(ir.variables(extent) - own, key=str)]
+    symbolic = [(p, var) for p, extent in extents for var in sorted(ir.variables(extent), key=str)]
+    own = lengths(program) if symbolic else frozenset()
+    return [(p, var) for p, var in symbolic if var not in own]

@@ -112,7 +112,7 @@ def _array(buffer: ir.Buffer, value: Any, written: bool, pairs: Pairs) -> np.nda
 
 def _check_agreement(compiler: Compiler, program: Program, bound: list[dict[int, Any]]) -> None:
     """Check that symbolic extents agree on all ranks, except for `lengths`."""
-    first, variables = bound[0], agreed(program)
+    first, variables = bound[0], agreed(program) if len(bound) > 1 else []
     for rank, slots in enumerate(bound[1:], start=1):
         for parameter, var in variables:
             slot = compiler.slot(var)

@@ -205,7 +205,10 @@ def _without_own_flags(stmt: ir.Stmt) -> Sequence[Any]:
 def watched(recorder: Recorder, compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
     """`closure`, followed by recording: if the statement may have changed flags, by a store or an atomic, all flags are
     read; if it is a loop that polls flags, the last values that it read are recorded."""
-    if not any(ir.contains(part, lambda node: compiler.reaches_flags(node)) for part in _without_own_flags(stmt)):
+    is_parallel = isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL
+    if not is_parallel and not isinstance(stmt, ir.While | ir.BufferStore | ir.Evaluate):
+        return closure  # statements inside are watched on their own
+    if not any(ir.contains(part, compiler.reaches_flags) for part in _without_own_flags(stmt)):
         return closure
     where = location(stmt)
     if isinstance(stmt, ir.While):
@@ -223,10 +226,8 @@ def watched(recorder: Recorder, compiler: Compiler, stmt: ir.Stmt, closure: Clos
     elif isinstance(stmt, ir.Evaluate):
         targets = _FlagAccesses(compiler, ir.instances(stmt, ir.BufferLoad))
         op = "add" if "atomic" in (ir.op_name(stmt.value) or "") else "set"
-    elif isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
-        targets, op = _FlagAccesses(compiler, []), "set"
     else:
-        return closure
+        targets, op = _FlagAccesses(compiler, []), "set"
 
     def run(frame: Frame) -> Any:
         for flag in targets.of(frame):
