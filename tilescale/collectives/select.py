@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -148,7 +149,15 @@ def seconds(machine: Machine, wanted: CollectiveQuery, name: str) -> float:
     nbytes: float = UNKNOWN_BYTES if wanted.nbytes is None else wanted.nbytes
     operation, nbytes = moved(wanted.operation, name, len(wanted.units), nbytes, wanted.function)
     known, level = in_force(machine), machine.tensor_level.name
-    return estimate(known, level, operation, name, nbytes, units=wanted.units, sizes=dict(wanted.sizes)).seconds
+    return _estimated(known, level, operation, name, nbytes, wanted.units, wanted.sizes)
+
+
+@lru_cache(maxsize=4096)
+def _estimated(
+    machine: Machine, level: str, operation: str, name: str, nbytes: float, units: tuple[int, ...], sizes: Sizes
+) -> float:
+    """Seconds of an algorithm; a search over programs asks for those of the same sizes again and again."""
+    return estimate(machine, level, operation, name, nbytes, units=units, sizes=dict(sizes)).seconds
 
 
 def moved(operation: str, name: str, units: int, nbytes: float, function: bool) -> tuple[str, float]:
