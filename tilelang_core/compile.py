@@ -26,7 +26,7 @@ from tvm.arith import Analyzer
 from tilelang_core import logs, zero_trip_loops
 from tilelang_core.complements import with_complements_in_layouts
 from tilelang_core.host_libraries import compiling_as_c
-from tilelang_core.kernel_keys import keys_made_once
+from tilelang_core.kernel_keys import keys_made_once, stands_for
 from tilelang_core.loop_invariants import with_hoisted_invariants
 from tilelang_core.loop_tiles import with_tiles_in_loops
 from tilelang_core.lru import LruCache
@@ -232,12 +232,14 @@ class KernelCompilation:
         check: gets the text, and the bytes of dynamic shared memory, before nvcc does, and raises if they must not run.
             Its `repr` names its other inputs. Kernels of the cache have passed it.
         options: those of `tilelang.compile`.
+        digest: of the function's script, where it is known.
     """
 
     func: tirx.PrimFunc
     rewrites: tuple[Rewrite, ...] = ()
     check: Callable[[str, int], None] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    digest: str = field(default="", compare=False)
 
     @cached_property
     def length(self) -> int:
@@ -280,7 +282,8 @@ class KernelCompilation:
     @cached_property
     def _keyed(self) -> tirx.PrimFunc:
         makers = (mended, *self._last)
-        return keyed(self.func, makers) if self.check is None else keyed(self.func, (*makers, _seen_by), self.check)
+        made = keyed(self.func, makers if self.check is None else (*makers, _seen_by), self.check)
+        return stands_for(self.digest, made) if self.digest else made
 
 
 def _is_cached(

@@ -23,7 +23,8 @@ from tilelang_core.lru import LruCache
 Rewrite = Callable[[str], str]
 """A function of a module from the text of a kernel to that which nvcc gets."""
 
-_KEY = "tilescale.text"
+KEY = "tilescale.text"
+"""Attribute of a function that identifies the rewrites and checks of its text."""
 
 _keyed: LruCache[tuple[tirx.PrimFunc, str], tirx.PrimFunc] = LruCache(1024)
 """By the identity of functions, as other caches have the functions that are made here among their keys."""
@@ -39,7 +40,7 @@ def keyed(func: tirx.PrimFunc, rewrites: Sequence[Callable], check: Any = None) 
     if check is None and not rewrites:
         return func
     text = _digest(tuple(rewrites)) if check is None else f"{_digest((*rewrites, type(check)))} {check!r}"
-    return _keyed.made((func, text), lambda: func.with_attr(_KEY, text))
+    return _keyed.made((func, text), lambda: func.with_attr(KEY, text))
 
 
 @cache

@@ -168,6 +168,12 @@ def test_a_kernel_is_printed_once_for_the_keys_of_the_cache(monkeypatch: pytest.
         assert not again.is_done
         keys.add(again.run())
     assert len(keys) == 1 and scripts.count({"show_meta": True}) == 1
+    found = []
+    for digest, rewrites in (("known", REWRITES[:2]), ("known", REWRITES[:1]), ("other", REWRITES[:2])):
+        known = replace(again, rewrites=rewrites, digest=digest)
+        assert not known.is_done
+        found.append(known.run())
+    assert len({*keys, *found}) == 4 and scripts.count({"show_meta": True}) == 1
     assert stock.KernelCompilation(kernel.func, (), check, {"target": TARGET}).run() not in keys
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tilelang  # noqa: F401 - it brings tvm
 import torch
+from tvm import tirx
 
 import tilescale.language as T
 from tests.cuda import programs
@@ -63,9 +65,12 @@ def test_what_is_read_says_what_it_writes(lowerings: list[Any], monkeypatch: pyt
     """Each process asks, and finding it takes as long as reading the file."""
     first = lowered(put())
     written = written_parameters(first.program), written_by_peers(first.program)
+    digests = [kernel.digest for kernel in first.kernels]
     monkeypatch.setattr(mod_analysis, "names_of", lambda program: pytest.fail("found again"))
+    monkeypatch.setattr(tirx.PrimFunc, "script", lambda func, **_: pytest.fail("printed again"))
     second = lowered(put())
     assert (written_parameters(second.program), written_by_peers(second.program)) == written and any(written)
+    assert [kernel.digest for kernel in second.kernels] == digests != []
 
 
 def test_what_was_read_runs(lowerings: list[Any], monkeypatch: pytest.MonkeyPatch):

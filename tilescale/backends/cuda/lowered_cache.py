@@ -48,10 +48,17 @@ def cached(program: Program, target: LoweringTarget) -> LoweredProgram:
     known = _read(folder / name)
     if known is None:
         known = lower(program, target)
-        for asked in (written_parameters, written_by_peers):
-            asked(known.program)  # kept with it for later processes
+        _keep_answers(known)
         _write(folder / name, known)
     return known
+
+
+def _keep_answers(made: LoweredProgram) -> None:
+    """Find what every process asks of a program: the answers are kept with it."""
+    written_parameters(made.program)
+    written_by_peers(made.program)
+    for grid in made.grids:
+        grid.kernel.digest  # noqa: B018 - kept once found
 
 
 def found(builder: str, target: LoweringTarget) -> LoweredProgram | None:

@@ -27,7 +27,7 @@ def of_grids(lowered: LoweredProgram, options: dict[str, Any]) -> list[Compilati
     """The kernels of a program's grids, but those that call a library: these follow it."""
     kernels = [grid.kernel for grid in lowered.grids if not grid.kernel.libraries]
     program, machine = lowered.program, lowered.target.machine
-    return [KernelCompilation(k.func, REWRITES, check_of(k, program, machine), options) for k in kernels]
+    return [KernelCompilation(k.func, REWRITES, check_of(k, program, machine), options, k.digest) for k in kernels]
 
 
 def compilations(context: ProgramContext, lowered: LoweredProgram, target: Any) -> list[Compilation]:

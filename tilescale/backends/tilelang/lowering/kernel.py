@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from tilelang_core import ir, specialise, tl
@@ -42,6 +43,11 @@ class LoweredKernel:
     libraries: frozenset[str] = frozenset()
     ahead: frozenset[str] = frozenset()
     free: frozenset[str] = frozenset()
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the function's script, with its device functions."""
+        return hashlib.sha256(self.func.script(show_meta=True).encode()).hexdigest()
 
 
 @cache
