@@ -18,7 +18,7 @@ sums come in a second grid phase (`T.Scale("device")` around `T.Scale("block")` 
 always ends, and only then do blocks wait, so the order of the tiles is free and nothing can deadlock.
 
 When it wins: for large matrices, and then barely. Simulated on four H200, M = N = K of 1024 takes 15.4 us in phases and
-18.6 us tile by tile, 2048 takes 55.5 and 59.6 us, 4096 takes 262 and 257 us. In the form of `23_gemm_rs_overlapped.py`,
+18.6 us tile by tile, 2048 takes 55.5 and 59.6 us, 4096 takes 262 and 256 us. In the form of `23_gemm_rs_overlapped.py`,
 where the copy engine sends chunks of rows while the GEMM runs, 4096 takes 193 us with `chunk=512`.
 
 Things to try: start with the tiles that stay on this device and compare the waiting times; send bfloat16 and see what
