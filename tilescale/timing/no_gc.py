@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 
 @contextlib.contextmanager
@@ -26,8 +26,8 @@ def no_cyclic_collection(wanted: bool = True) -> Iterator[None]:
 def long_lived() -> Iterator[None]:
     """`no_cyclic_collection` where many of the objects stay for the rest of the process.
 
-    All objects are old afterwards, as after a collection. In a process with a model, looking at all of them takes half
-    a second, in the first step after the block.
+    The next full collection leaves out all objects that there are at the end of the block; later ones do not. In a
+    process with a model, looking at all of them takes half a second, in the first step after the block.
     """
     with no_cyclic_collection():
         try:
@@ -35,4 +35,11 @@ def long_lived() -> Iterator[None]:
         finally:
             if not gc.get_freeze_count():  # else the user has frozen objects, which must stay so
                 gc.freeze()
-                gc.unfreeze()
+                gc.callbacks.append(_unfreeze)
+
+
+def _unfreeze(phase: str, info: Mapping[str, int]) -> None:
+    """Let collections after a full one look at all objects again."""
+    if phase == "stop" and info["generation"] == 2:
+        gc.callbacks.remove(_unfreeze)
+        gc.unfreeze()

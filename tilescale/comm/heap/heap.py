@@ -227,7 +227,7 @@ class SymmetricHeap:
         """
         if not self._open:
             return
-        gc.collect()
+        _collect()
         alive = len(self._ledger.blocks) - len({*self._told, *self._released})
         if alive:
             raise UsageError(f"{alive} tensors of the heap are still in use", hint="delete them, and all views of them")
@@ -294,7 +294,7 @@ class SymmetricHeap:
         try:
             arena.add(*self._memory.grow(max(nbytes, 1), arena.free_before(end), call))
         except HeapCannotGrow as refusal:
-            gc.collect()  # on all ranks: tensors in reference cycles are not released before
+            _collect()  # on all ranks: tensors in reference cycles are not released before
             self._settle(self._group.all_gather(call, self._newly_released()))
             block = self._ledger.allocate(nbytes)
             if block is None:
@@ -372,3 +372,11 @@ def _check_dense(tensor: torch.Tensor) -> None:
     for kind, found in kinds.items():
         if found:
             raise ArgumentError(f"tensor is {kind}", hint="pass a dense tensor with data")
+
+
+def _collect() -> None:
+    """Collect garbage in reference cycles, among objects too that are frozen until a full collection has ended."""
+    frozen = gc.get_freeze_count()
+    gc.collect()
+    if gc.get_freeze_count() < frozen:
+        gc.collect()
