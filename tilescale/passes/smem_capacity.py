@@ -14,7 +14,7 @@ from tilescale.errors import AllocationTooLargeError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_bytes
 from tilescale.program.effects import ProgramNames, names_of, phases
-from tilescale.program.footprint import PeakFootprint, fullest
+from tilescale.program.footprint import PeakFootprint, bytes_at_most, fullest
 from tilescale.program.model import GridPhase, Launch, Program, declaration, location
 
 
@@ -29,7 +29,10 @@ def check_capacity(program: Program, machine: Machine) -> None:
 
 def _check(phase: GridPhase, launch: Launch, names: ProgramNames, machine: Machine) -> None:
     layer = machine.layer_for("shared")
-    room, most = machine.capacity(layer.name), fullest(phase, launch, names, machine)
+    room = machine.capacity(layer.name)
+    if bytes_at_most(phase, launch, names, machine) <= room:
+        return
+    most = fullest(phase, launch, names, machine)
     if most.nbytes <= room:
         return
     buffers = {buffer.data: buffer for buffer in launch.buffers}

@@ -71,6 +71,13 @@ def tile_bytes(machine: Machine, launch: Launch, names: ProgramNames, scopes: Co
     return found
 
 
+def bytes_at_most(phase: GridPhase, launch: Launch, names: ProgramNames, machine: Machine) -> int:
+    """An upper bound of what `fullest` finds: all tiles at one time, each with as many copies as any loop keeps."""
+    sizes = tile_bytes(machine, launch, names, ir.SHARED)
+    copies = max(map(stages_of, ir.statements(phase.stmt)), default=1) if sizes else 1
+    return sum(sizes.values()) * max(copies, 1)
+
+
 def fullest(phase: GridPhase, launch: Launch, names: ProgramNames, machine: Machine) -> PeakFootprint:
     """When a program of a grid holds the most shared memory, and what.
 
