@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class Home:
         self.safe = compiler.safe_value(buffer, of_tile)
         self.shared = not self.private and not buffer.scope().startswith("local")
         home = compiler.home(buffer)
-        same = home is None or _form(*home) == _form(buffer.shape, str(buffer.dtype), buffer.strides)
+        same = home is None or _is_alike(home, (buffer.shape, str(buffer.dtype), buffer.strides))
         self._declared = (compiler.buffer_named(buffer.data) or buffer).name
         self._addressed = self.slot in compiler.addressed
         self._shape = None if same and not self._addressed else [compiler.expr(n) for n in (*buffer.shape, *self.lanes)]
@@ -145,12 +145,25 @@ class Home:
         )
 
 
-def _form(shape: Sequence[Any], dtype: str, strides: Sequence[Any]) -> tuple[list[int | str], str, list[int | str]]:
-    return [_extent(n) for n in shape], dtype, [_extent(n) for n in strides]
+_Form: TypeAlias = tuple[Sequence[Any], str, Sequence[Any]]
+"""Shape, type and strides of a buffer."""
+
+
+def _is_alike(one: _Form, other: _Form) -> bool:
+    (shape, dtype, strides), (others, its_dtype, its_strides) = one, other
+    return dtype == its_dtype and _are_equal(shape, others) and _are_equal(strides, its_strides)
+
+
+def _are_equal(ones: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(ones) == len(others) and all(map(_is_equal, ones, others))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return (isinstance(one, ir.Var) and one.same_as(other)) or _extent(one) == _extent(other)
 
 
 def _extent(number: Any) -> int | str:
-    """A number, or the text of a symbolic one; to print a constant takes long."""
+    """A number, or the text of a symbolic one; to print takes long."""
     if isinstance(number, ir.IntImm):
         return int(number.value)
     return number if isinstance(number, int) else str(number)
