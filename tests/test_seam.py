@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.test_architecture import short, sources, tree
+from tests.test_architecture import nodes, short, sources
 
 
 def test_stock_operations_are_known_in_the_seam():
@@ -18,7 +18,7 @@ def test_stock_operations_are_known_in_the_seam():
     """
     name, wrong = re.compile(r"(tl|tirx)\.[a-z_]"), []
     for path in sources("tilescale"):
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and name.match(node.value):
                 wrong.append(f"{short(path)}:{node.lineno} spells {node.value!r}")
             if knows_positions(node) and path.name not in ("operations.py", "graph_patterns.py"):
