@@ -69,7 +69,6 @@ class ProgramBuilder:
         """The function's; None where a program has to be traced."""
         return getattr(self.function, _DECLARATION, None)
 
-
     def build(self) -> ir.PrimFunc:
         """The program, traced for the current machine."""
         func = self.function(*self.arguments)
