@@ -54,7 +54,8 @@ CLOSE, REGRET = 0.2, 0.02
 """Error of a close estimate, and excess time of a good choice over the fastest, at most."""
 
 COLLECTIVES = {"ag_gemm": "all_gather", "gated": "all_gather", "gemm_rs": "reduce_scatter", "gemm_ar": "allreduce"}
-BESIDE, IN_ORDER = "beside", "in order"
+BESIDE, IN_ORDER, ONE_LAUNCH = "beside", "in order", "one launch"
+ESTIMATES = {BESIDE: strategy.overlapped, IN_ORDER: strategy.in_order, ONE_LAUNCH: strategy.one_launch}
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ class Case:
         """Estimate microseconds of its strategy, or of another one; power limits the rate to a share of that of
         single GEMMs.
         """
-        seconds = {BESIDE: strategy.overlapped, IN_ORDER: strategy.in_order}[way or self.way](machine, self.job, 2)
+        seconds = ESTIMATES[way or self.way](machine, self.job, 2)
         operations = 2 * 2 * self.job.rows * sum(self.job.columns) * self.job.K
         rate = rate_of(machine, self.dtype)
         return max(seconds, operations / (share * rate)) * 1e6
@@ -89,7 +90,7 @@ def operators(name: str) -> list[Case]:
     rows = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["rows"]
     made = [row for row in rows if row["mode"] == "graph" and row["work"] in COLLECTIVES]
     found = [_case(row, row.get("way", row["contender"])) for row in made]
-    return sorted((case for case in found if case.way in (BESIDE, IN_ORDER)), key=lambda case: case.what)
+    return sorted((case for case in found if case.way in ESTIMATES), key=lambda case: case.what)
 
 
 def _case(row: dict[str, Any], way: str) -> Case:

@@ -13,6 +13,10 @@ from tilescale.tuning.race import Contender, Runner
 STRATEGIES = {"beside": True, "in order": False}
 """Contender -> whether its operator overlaps."""
 
+NAMES = {is_overlapped: name for name, is_overlapped in STRATEGIES.items()}
+ONE_LAUNCH = "one launch"
+"""An overlapped GEMM and all-reduce of few rows."""
+
 
 def fixed(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return the call of an operator, with a strategy."""
@@ -30,15 +34,16 @@ def taken(call: Callable[[], Any]) -> str:
     choose, found = strategy.overlaps, []
 
     def noted(*given: Any) -> bool:
-        found.append(choose(*given))
-        return found[-1]
+        is_overlapped = choose(*given)
+        found.append(ONE_LAUNCH if is_overlapped and strategy.takes_one_launch(*given) else NAMES[is_overlapped])
+        return is_overlapped
 
     strategy.overlaps = noted
     try:
         call()
     finally:
         strategy.overlaps = choose
-    return next(name for name, is_overlapped in STRATEGIES.items() if is_overlapped == found[-1])
+    return found[-1]
 
 
 def contender(name: str, make: Callable[[], Runner]) -> Contender:

@@ -20,6 +20,7 @@ from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
 from tilescale.ops.block_gemm import block_tiling
 from tilescale.ops.expert_programs import LayerForm
+from tilescale.ops.few_rows import few_rows_tiling, is_able
 from tilescale.ops.key_cache import CacheLayout
 from tilescale.ops.products import (
     BARRIERS,
@@ -152,6 +153,41 @@ def test_tiles_that_are_summed_are_small_where_nothing_hides_their_sum():
         assert stored + tiles.stages * 128 * tiles.deep * (tiles.m + tiles.n) <= 226 << 10 and tiles.stages >= 3
 
 
+@pytest.mark.parametrize(
+    ("rows", "N", "high", "wide", "parts", "blocks"),
+    [
+        (1, 200, 16, 64, 2, 8),
+        (16, 4096, 16, 64, 2, 128),
+        (16, 5120, 16, 64, 1, 80),
+        (17, 5120, 32, 64, 2, 160),
+        (2, 14336, 16, 128, 1, 112),
+        (32, 14336, 32, 64, 1, 224),
+        (16, 132 * 128, 16, 128, 1, 132),
+    ],
+)
+def test_all_parts_of_few_rows_run_at_once(rows: int, N: int, high: int, wide: int, parts: int, blocks: int):
+    machine = Machine.load("h200-sxm-8")
+    with use_machine(machine):
+        tiles, found = few_rows_tiling(rows, N)
+    of = GemmSpec(N, 512, "bfloat16", tiles, True, False)
+    assert (tiles.m, tiles.n, found, tiles.columns(N) * found) == (high, wide, parts, blocks)
+    assert is_able(machine, rows, N) and blocks <= 2 * machine.program_units and tiles.stages >= 3
+    room = machine.capacity("l1") // 2 - BARRIERS
+    assert tiles.stages * of.step_bytes <= room < (tiles.stages + 1) * of.step_bytes
+
+
+def test_few_rows_need_clusters_and_an_sm_for_each_tile():
+    machine = Machine.load("h200-sxm-8")
+    assert not is_able(machine, 33, 512) and not is_able(machine, 1, 17000)
+    assert not is_able(Machine.load("a100-sxm-8"), 1, 512)
+
+
+def test_few_rows_are_summed_by_words_without_another_copy():
+    text = source(OPERATORS["few rows"]())
+    assert "by words that carry their number" in " ".join(notes(OPERATORS["few rows"]()))
+    assert text.count("tl::tma_load(") == 4 and "staged" not in text.split("tilescale::reduce_tile<")[-1]
+
+
 def test_columns_come_in_slices_where_all_tiles_run_at_once():
     with use_machine(Machine.load("h200-sxm-8")):
         tiles = GemmTiling(128, 224, 1.0)
@@ -251,6 +287,7 @@ OPERATORS = {
     "gated ag_gemm with block scales": made("ag_gemm", "program", 2, replace(BLOCKS, gated=True)),
     "gemm_ar": made("gemm_ar", "program", 2, of(512, 512, TILINGS[-1], True, True), 0),
     "gemm_ar in turns": made("gemm_ar", "program", 4, of(512, 512, PERSISTENT, True, False), 8),
+    "few rows": made("few_rows", "program", 2, of(512, 2048, GemmTiling(32, 64, 1.0), True, True), 2),
     "all_gather": made("whole_tensors", "program", 2, "all_gather", "bfloat16", "direct"),
     "reduce_scatter": made("whole_tensors", "program", 2, "reduce_scatter", "bfloat16", "direct"),
     "sum": made("whole_tensors", "sum_program", 2, "bfloat16", "sum", "two_shot"),

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import tilescale
+from tilescale.hda import Machine
+from tilescale.hda.current import use_machine
 from tilescale.ops.products import CHUNK, TILINGS, GemmSpec, GemmTiling
 
 SMALL = TILINGS[-1]
@@ -297,20 +299,76 @@ def test_sums_of_products(
 def test_sums_of_products_everywhere(
     size: int, rows: int, n: int, k: int, tiles: GemmTiling, blocks: int, transposed: bool, biased: bool, dtype: str
 ):
-    """With a block for each tile, and with a persistent grid. All devices get the same bits."""
-    kind, of = getattr(torch, dtype), GemmSpec(n, k, dtype, tiles, transposed, biased)
-    made = getattr(torch, of.result)
+    """With a block for each tile, and with a persistent grid."""
+    of = GemmSpec(n, k, dtype, tiles, transposed, biased)
+    check_sum(module("gemm_ar").program(size, of, blocks), size, rows, of)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "n", "k", "parts", "transposed", "biased", "dtype"),
+    [
+        (1, 1, 8, 8, 2, True, True, "float16"),
+        (2, 5, 200, 1000, 4, True, True, "bfloat16"),
+        (3, 32, 72, 40, 4, False, False, "float16"),
+        (4, 7, 136, 200, 1, False, True, "bfloat16"),
+        (2, 17, 136, 304, 2, True, True, "float8_e4m3fn"),
+    ],
+)
+def test_sums_of_few_rows(
+    size: int, rows: int, n: int, k: int, parts: int, transposed: bool, biased: bool, dtype: str
+):
+    """Also parts of tiles and of steps, and blocks of a cluster without a step."""
+    of = GemmSpec(n, k, dtype, GemmTiling(32 if rows > 16 else 16, 64, 1.0, stages=3), transposed, biased)
+    check_sum(module("few_rows").program(size, of, parts), size, rows, of)
+
+
+@pytest.mark.parametrize(("rows", "parts", "widths"), [(1, 1, (256,)), (5, 2, (128, 128)), (17, 4, (256, 64, 128))])
+def test_few_rows_of_several_weights(rows: int, parts: int, widths: tuple[int, ...]):
+    """Each result is contiguous."""
+    n, k = sum(widths), 200
+    of = GemmSpec(n, k, "bfloat16", GemmTiling(32 if rows > 16 else 16, 64, 1.0, stages=3), True, False)
+    a, b, c = random(1, rows, k), random(n, k), unwritten(rows * n)
+    one = a.view(-1)[:1]
+    tilescale.emulate(module("few_rows").program(0, of, parts, widths), [a, b, one, one.view(1, 1), one, c])
+    results = [part.view(rows, -1) for part in c.split([rows * width for width in widths])]
+    close(torch.cat(results, 1), a[0].float() @ b.float().t())
+
+
+def test_few_rows_decline_what_their_kernel_does_not_make():
+    made, few = random(384, 64), module("few_rows").few_rows_products
+    side_by_side = list(made.split([256, 128]))
+    with use_machine(Machine.load("h200-sxm-8")):
+        x = random(3, 64)
+        results = few(x, side_by_side)
+        close(torch.cat(results, 1), x.float() @ made.float().t())
+        assert all(result.is_contiguous() for result in results)
+        for rows, weights in (
+            (random(33, 64), side_by_side),
+            (random(0, 64), side_by_side),
+            (x, side_by_side[::-1]),
+            (x, list(made.split([320, 64]))),
+            (x.float(), list(made.float().split([256, 128]))),
+            (random(3, 60), list(random(384, 60).split([256, 128]))),
+        ):
+            assert few(rows, weights) is None
+    with use_machine(Machine.load("a100-sxm-8")):
+        assert few(x, side_by_side) is None
+
+
+def check_sum(program: Any, size: int, rows: int, of: GemmSpec) -> None:
+    """Compare a product and all-reduce; all devices get the same bits."""
+    n, k, kind, made = of.N, of.K, getattr(torch, of.dtype), getattr(torch, of.result)
     a, bias = [random(rows, k, dtype=kind) for _ in range(size)], random(n, dtype=made)
-    b, lying = operands(size, n, k, transposed, kind)
+    b, lying = operands(size, n, k, of.transposed, kind)
     scales = [(torch.rand(1, rows), torch.rand(n)) if of.scaled else (torch.ones(1, 1), torch.ones(1)) for _ in a]
     given = scales if of.scaled else [(bias[:1].view(1, 1), bias[:1])] * size
     per_device = [
-        [a[r][None], lying[r], bias if biased else bias[:1], *given[r], unwritten(rows, n, dtype=made)]
+        [a[r][None], lying[r], bias if of.biased else bias[:1], *given[r], unwritten(rows, n, dtype=made)]
         for r in range(size)
     ]
-    tilescale.emulate(module("gemm_ar").program(size, of, blocks), per_device)
+    tilescale.emulate(program, per_device)
     for *_, c in per_device:
-        close(c, scaled(a, b, scales) + (bias.float() if biased else 0))
+        close(c, scaled(a, b, scales) + (bias.float() if of.biased else 0))
         assert torch.equal(c, per_device[0][-1])
 
 

@@ -2,8 +2,8 @@
 """Product and all-reduce: the sum of a @ b over the ranks, on every rank.
 
 The program is sequential. Its schedule lets a block sum the tile that it has multiplied with those of its peers, while
-it multiplies the next one, or others do. The smallest products are multiplied first: see strategy.py; between nodes
-chunk by chunk: see unfused.py.
+it multiplies the next one, or others do. Few rows have a program of their own: see few_rows.py. Other small products
+are multiplied first: see strategy.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import strategy
+from tilescale.ops import few_rows, strategy
 from tilescale.ops.arguments import as_autocast, check_out, check_product, result_type, scales_of
 from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles
 from tilescale.ops.dtensors import takes_dtensors
@@ -97,7 +97,7 @@ def _summed(
     rows, N, made = len(a), b.shape[1], result_type(a)
     if not rows:
         return a.new_empty(0, N, dtype=made)
-    job = strategy.CollectiveGemm("allreduce", -(-rows // team.size), (N,), a.shape[1], a.dtype)
+    job = _job(team, rows, N, a.shape[1], a.dtype)
     if is_dry():
         how, _ = kernel_arguments(a, b, bias, scales, 1)
         prepare(job, (made,), _kernel, team, *how, parts=team.size)
@@ -111,10 +111,17 @@ def _summed(
 _operator = summing_operator("matmul_all_reduce", _summed, lambda a, group: a.shape[0])
 
 
+def _job(team: Team, rows: int, N: int, K: int, dtype: torch.dtype) -> strategy.CollectiveGemm:
+    return strategy.CollectiveGemm("allreduce", -(-rows // team.size), (N,), K, dtype)
+
+
 @ChosenKernels
 def _kernel(
     team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool, blocks: bool
 ) -> Choice:
+    if not blocks and strategy.takes_one_launch(_job(team, rows, N, K, getattr(torch, dtypes[0])), team):
+        tiles, parts = few_rows.few_rows_tiling(rows, N)
+        return few_rows.program, team, GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1]), parts
     tiles, grid = summed_tiling(rows, N, team.size)
     if blocks:
         tiles = block_tiling(rows)

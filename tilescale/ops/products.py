@@ -242,12 +242,12 @@ def summed_tiling(rows: int, N: int, ranks: int) -> tuple[GemmTiling, int]:
     wide = 256 if waves[256] > FEW_WAVES and ranks == 2 else 128 if waves[64] > 1 else 64
     takes_turns = waves[wide] > 1
     deep = 2 if wide == TILINGS[-1].n else 1
-    room = _room() - (high * wide * RESULT_BYTES if takes_turns else 0)
+    room = smem_room() - (high * wide * RESULT_BYTES if takes_turns else 0)
     stages = min(MOST_STAGES, room // (2 * DEPTH * deep * (high + wide)))
     return GemmTiling(high, wide, SUMMED_RATES[high, wide], stages, deep=deep), blocks if takes_turns else 0
 
 
-def _room() -> int:
+def smem_room() -> int:
     """Bytes of shared memory for tiles."""
     machine = current_machine()
     return machine.capacity(machine.layer_for("shared").name) - BARRIERS
@@ -257,7 +257,7 @@ def concurrent_stores(of: GemmSpec) -> GemmSpec:
     """A GEMM whose tiles are stored concurrently with the steps of the next ones, which may leave space for fewer
     stages."""
     tiles = of.tiles
-    room = _room() - tiles.m * tiles.n * RESULT_BYTES
+    room = smem_room() - tiles.m * tiles.n * RESULT_BYTES
     return replace(of, tiles=replace(tiles, stages=min(tiles.stages, room // of.step_bytes)))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tilescale.comm import Team
-from tilescale.ops import strategy, whole_tensors
+from tilescale.ops import few_rows, strategy, whole_tensors
 from tilescale.ops.kernels import Choice, ChosenKernels, kernels
 from tilescale.ops.products import ROWS, TILINGS
 from tilescale.runtime import ahead
@@ -54,7 +54,7 @@ def _needed(
 ) -> list[Kernel]:
     rows_of: dict[Choice, list[int]] = defaultdict(list)
     step = max(STEP // parts, 1)
-    for rows in (1, *range(step, ROWS + 1, step)):
+    for rows in (1, max(few_rows.ROWS // parts, 1), *range(step, ROWS + 1, step)):
         rows_of[overlapped.choice(team, rows * parts, *how)].append(rows)
     needed, is_sequential = [], False
     for choice, rows in rows_of.items():

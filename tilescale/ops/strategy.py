@@ -5,8 +5,8 @@ Sequential: PyTorch multiplies all rows at once, and the collective takes its me
 rounds (`tilescale/collectives/select.py`). Overlapped: tiles follow the rows as they arrive, or leave, in chunks that a
 copy queue moves, by the formulas of `schedule="overlap"`. Its costs are partial waves of tiles where a shard has few of
 them, the exposed transfer of the first or the last chunk, and the start-up of queue and grids. An all-reduce is made
-tile by tile, by the blocks of the GEMM: its last sums are exposed. `benchmarks/results/ways.json` has products that
-went both ways on two H200.
+tile by tile, by the blocks of the GEMM: its last sums are exposed. Few rows have smaller blocks, one for each part of
+K: see few_rows.py. `benchmarks/results/ways.json` has products that went both ways on two H200.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tilescale.comm import Team
 from tilescale.cost.calibrated import in_force
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
+from tilescale.ops.few_rows import is_able
 from tilescale.ops.layout import CHUNK_BYTES, dtype_name
 from tilescale.ops.products import (
     CHUNK,
@@ -139,7 +140,18 @@ def _overlaps(machine: Machine, job: CollectiveGemm, ranks: int) -> bool:
     if is_split(machine, ranks):
         return False
     known = in_force(machine)
-    return overlapped(known, job, ranks) < in_order(known, job, ranks)
+    return min(overlapped(known, job, ranks), one_launch(known, job, ranks)) < in_order(known, job, ranks)
+
+
+def takes_one_launch(job: CollectiveGemm, team: Team) -> bool:
+    """Whether an overlapped GEMM and all-reduce is that of few rows, in one launch."""
+    return _takes_one_launch(current_machine(), job, team.size)
+
+
+@lru_cache(KEPT)
+def _takes_one_launch(machine: Machine, job: CollectiveGemm, ranks: int) -> bool:
+    known = in_force(machine)
+    return one_launch(known, job, ranks) < overlapped(known, job, ranks)
 
 
 def in_order(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
@@ -214,6 +226,18 @@ def _through_tiles(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
     if not blocks:  # persistent ones load the next tile ahead
         work = replace(work, tile=work.tile + _waits(machine))
     return tiles_summed(machine, wanted, work, tiles.m * tiles.n * RESULT_BYTES)
+
+
+def one_launch(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
+    """Seconds of a GEMM and all-reduce of few rows in one launch; infinite where there is none. All blocks load from
+    the beginning, at the rate of copies. Nothing hides the latencies of their sums."""
+    rows, N = job.rows * ranks, sum(job.columns)
+    if job.collective != "allreduce" or not is_able(machine, rows, N):
+        return math.inf
+    level, nbytes = machine.tensor_level, rows * N * RESULT_BYTES
+    wanted = CollectiveQuery("allreduce", TENSORS, level.name, tuple(range(ranks)), (), nbytes, "bfloat16")
+    reading = _reading(machine, N * job.K * job.dtype.itemsize, 1.0)
+    return level.launch + reading + _waits(machine) + seconds(machine, wanted, "one_shot")
 
 
 def exchanges_as_a_whole(nbytes: int, transposed: int, team: Team) -> bool:
