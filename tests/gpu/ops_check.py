@@ -19,6 +19,7 @@ from tests.gpu.ops_support import LATE_CYCLES, compare, main, poison, random, ru
 from tests.gpu.ranks import DEVICE, RANK, SIZE, as_first, everyones, total  # noqa: E402
 from tilescale import ops  # noqa: E402
 from tilescale.ops import ag_gemm  # noqa: E402
+from tilescale.ops.few_rows import few_rows_products  # noqa: E402
 
 SHAPES = [
     (1, 64, 64, True),
@@ -165,6 +166,30 @@ def check_matmul_all_reduce(only: slice) -> None:
             lambda a=a, right=right, bias=bias: ops.matmul_all_reduce(a, right, bias=bias),
             lambda c, want=want, title=title: compare(title, c, want),
         )
+
+
+def check_few_rows(_: slice) -> None:
+    """In one launch: sums over the ranks, and products of a rank with several weights."""
+    shapes = (1, 4096, 2048, True), (9, 200, 136, False), (17, 5376, 1096, True), (32, 8192, 64, True)
+    for rows, n, k, transposed in shapes:
+        a, right, bias = random(rows, k), operand(n, k, transposed), as_first(random(n))
+        want = total(a.float() @ right.float()) + bias.float()
+        title = f"{rows} rows of {n}x{k}"
+        runs(
+            title,
+            lambda a=a, right=right, bias=bias: ops.matmul_all_reduce(a, right, bias=bias),
+            lambda c, want=want, title=title: compare(title, c, want),
+        )
+    for rows, k, widths in ((1, 512, (512, 128, 128)), (16, 4096, (7168, 7168)), (32, 200, (3584, 3584))):
+        a, whole = random(rows, k), random(sum(widths), k)
+        weights, wanted = list(whole.split(widths)), (a.float() @ whole.float().t()).split(widths, 1)
+        title = f"{rows} rows of several weights {widths}"
+
+        def check(results: list[torch.Tensor], wanted: Any = wanted, title: str = title) -> None:
+            for result, want in zip(results, wanted, strict=True):
+                compare(title, result, want)
+
+        runs(title, lambda a=a, weights=weights: few_rows_products(a, weights), check)
 
 
 def check_columns(only: slice) -> None:

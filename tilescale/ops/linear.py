@@ -15,12 +15,13 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import SUMS, as_autocast, check_like, check_tensor
+from tilescale.ops.arguments import SUMS, as_autocast, check_like, check_tensor, dense
 from tilescale.ops.dtensors import brought, is_dtensor, split_over
+from tilescale.ops.few_rows import few_rows_products
 from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.group import collective, group_name, is_mesh, rank_of, size_of
 from tilescale.ops.layer_products import column_parallel, row_parallel, side_by_side
-from tilescale.ops.operator import keep_machine, operator_of, with_machine
+from tilescale.ops.operator import differentiates, keep_machine, operator_of, with_machine
 
 if TYPE_CHECKING:
     from tilescale.ops.siblings import SiblingResults
@@ -175,6 +176,10 @@ class ColumnParallelLinear(ParallelLinear):
             weight, bias = self.parts()
             return [_times(given, weight, bias, self.float8)]
         weights, biases = _operands(layers)
+        if not (biases or side_by_side.is_seen or differentiates([given, *weights])) and given.is_cuda:
+            apart = few_rows_products(dense(given.reshape(-1, given.shape[-1])), list(map(local_tensor, weights)))
+            if apart is not None:
+                return [y.view(*given.shape[:-1], -1) for y in apart]
         made, widths = side_by_side(given, weights, biases), [layer.out_features for layer in layers]
         # One by one: autograd forbids in-place changes of views that are made at once.
         return [made.narrow(-1, sum(widths[:i]), width) for i, width in enumerate(widths)]
