@@ -151,7 +151,8 @@ def takes_one_launch(job: CollectiveGemm, team: Team) -> bool:
 @lru_cache(KEPT)
 def _takes_one_launch(machine: Machine, job: CollectiveGemm, ranks: int) -> bool:
     known = in_force(machine)
-    return one_launch(known, job, ranks) < overlapped(known, job, ranks)
+    alone = one_launch(known, job, ranks)
+    return alone < math.inf and alone < overlapped(known, job, ranks)
 
 
 def in_order(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
