@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -245,32 +245,39 @@ def _prepare(
     blocks: bool,
 ) -> None:
     """Add the kernels of all row counts to those of a dry run."""
-    together, order = _grids(weights, gated)
+    together, order, joined = _grids(weights, gated)
     for i in order:
-        rights, transposed, widths = _operands(together[i], gated)
+        rights, transposed, widths = _operands(together[i], joined)
         dtypes = dtype_of(a), dtype_of(rights[0])
         how = widths, job.K, dtypes, i == order[0], transposed, biased, activation, gated, blocks
         prepare(job, (a.dtype, torch.float32)[: 1 + (a.itemsize == 1)], _kernel, team, *how)
 
 
-def _grids(weights: list[torch.Tensor], gated: bool) -> tuple[list[list[torch.Tensor]], list[int]]:
+def _grids(
+    weights: list[torch.Tensor], gated: bool
+) -> tuple[list[list[torch.Tensor]], list[int], torch.Tensor | None]:
     """The weights of each grid, and the order of the grids: the largest GEMM has the most time to hide the gather, so
-    it is the one that gathers. Weights side by side in memory have one grid."""
-    together = [weights] if gated or _are_joined(weights) else [[weight] for weight in weights]
-    return together, sorted(range(len(together)), key=lambda i: -sum(w.shape[1] for w in together[i]))
+    it is the one that gathers. Weights side by side in memory have one grid, for all of them as one matrix."""
+    joined = None if gated else _joined_weights(weights)
+    together = [weights] if gated or joined is not None else [[weight] for weight in weights]
+    return together, sorted(range(len(together)), key=lambda i: -sum(w.shape[1] for w in together[i])), joined
 
 
-def _are_joined(weights: list[torch.Tensor]) -> bool:
-    """Whether transposed weights follow one another in memory, each with whole tiles of the result."""
-    cut = all(w.shape[1] % PART == 0 for w in weights)
-    return 1 < len(weights) <= RESULTS and cut and adjacent([w.t() for w in weights]) is not None
+def _joined_weights(weights: list[torch.Tensor]) -> torch.Tensor | None:
+    """Transposed weights that follow one another in memory, as one matrix, (N, K), each with whole tiles of the result;
+    else None."""
+    if not 1 < len(weights) <= RESULTS or any(w.shape[1] % PART for w in weights):
+        return None
+    return adjacent([w.t() for w in weights])
 
 
-def _operands(weights: list[torch.Tensor], gated: bool) -> tuple[list[torch.Tensor], bool, tuple[int, ...]]:
+def _operands(
+    weights: list[torch.Tensor], joined: torch.Tensor | None
+) -> tuple[list[torch.Tensor], bool, tuple[int, ...]]:
     """The matrices of a grid, whether they are transposed, and the columns of each result."""
-    if gated or len(weights) == 1:
+    if joined is None:
         return *operands(weights), (weights[0].shape[1],)
-    return [cast(torch.Tensor, adjacent([w.t() for w in weights]))], True, tuple(w.shape[1] for w in weights)
+    return [joined], True, tuple(w.shape[1] for w in weights)
 
 
 def _ended(activation: str, gated: bool, made: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -291,7 +298,7 @@ def _overlapped(
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The results, and the workspace in which the rows of the others are."""
     (rows, K), size = a.shape, team.size
-    together, order = _grids(weights, gated)
+    together, order, joined = _grids(weights, gated)
     widths = [sum(w.shape[1] for w in each) for each in together]
     biases: Sequence[torch.Tensor | None] = [None] * len(together) if bias is None else dense(bias).split(widths)
     of_a = None if scales is None else scales_of_shards(scales[0], 1)
@@ -302,7 +309,7 @@ def _overlapped(
     wanted: Sequence[torch.Tensor | None] = places or [None] * len(columns)
     results = [room_for(out, (size * rows, N), a, result_type(a)) for out, N in zip(wanted, columns, strict=True)]
     for i in order if rows else []:
-        rights, transposed, parts = _operands(together[i], gated)
+        rights, transposed, parts = _operands(together[i], joined)
         vector, matrix = unread(a.dtype, a.device)
         own = biases[i]
         added = unread(result_type(a), a.device)[0] if own is None else own
