@@ -84,7 +84,7 @@ def _race(run: Run, steps: Steps, shape: Shape, titles: set[str], symm_mem: bool
     work = _work(shape)
     heats = [heat for mode in MODES if (heat := work.heat(mode, symm_mem)).title in titles]
     if heats:
-        work.settle()
+        work.settle(symm_mem)
     for number, heat in enumerate(heats):
         (run if number == 0 else replace(run, seeds=())).race_all([heat], steps)
         work.__dict__.pop("case", None)

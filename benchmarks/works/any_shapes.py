@@ -138,12 +138,23 @@ class Work(ABC):
         calls = min(max(round(GROUP_FLOPS / flops), least), most)
         return Heat(s.work, (s.m, s.n, s.k), s.dtype, self.size, mode, BASELINE, entries, flops, calls=calls)
 
-    def settle(self) -> None:
+    def settle(self, others: bool) -> None:
         """Note the operator's strategy; call NCCL with cuBLAS, and the operator, until calls are alike."""
         self.way  # noqa: B018 - recorded calls choose none
         for call in (self.libraries, self.ours):
             for places in itertools.islice(itertools.cycle(self.places), SETTLED):
                 call(*places)
+        if others:
+            self._load_kernels()
+
+    def _load_kernels(self) -> None:
+        """Load the kernels of PyTorch's operators: loading waits for the device, on which they wait for peers."""
+        a, b, *scales = self.places[0]
+        rows = -(-self.shape.m // self.size)
+        part = multiplied(a[:rows], b, *(x[:rows] for x in scales[:1]), *scales[1:])
+        torch.stack([part] * 2).sum(0)
+        torch.cuda._sleep(1)
+        torch.cuda.synchronize()
 
     def dry(self) -> None:
         """TileScale's operator on inputs without values, for compiling."""
