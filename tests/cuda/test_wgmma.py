@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import tilelang
 
 from tests.cuda.support import source
 from tests.language import programs as reference
-from tilescale.backends.tilelang.lowering.text_rewrites import called_wgmmas
+from tilescale.backends.tilelang.lowering.text_rewrites import called_wgmmas, without_wgmma_shapes
 
 HEADER = "#include <tl_templates/cuda/instruction/wgmma.h>\n"
 KINDS = "tl::DataType::{a}, tl::DataType::{a}, tl::DataType::{c}"
@@ -54,14 +55,69 @@ def test_texts_of_programs_include_no_header():
     assert "tilescale::wgmma_ss" in text and HEADER not in text
 
 
+INTRIN = "#include <tl_templates/cuda/intrin.h>\n"
+OWN = "#define TILESCALE_WGMMA\n"
+SYNCHRONIZED = INTRIN + """#include <tl_templates/cuda/barrier.h>
+extern "C" __global__ void synchronized(uint64_t a, uint64_t b, float* out) {
+  float c[8];
+  for (int i = 0; i < 8; ++i) c[i] = out[i];
+  tl::warpgroup_fence_operand(c, 8);
+  tl::warpgroup_arrive();
+  asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;}" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]),
+      "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]) : "l"(a), "l"(b));
+  tl::warpgroup_commit_batch();
+  tl::warpgroup_wait<1>();
+  tl::wait_wgmma<0>();
+  tl::warpgroup_fence_operand(c, 8);
+  if (tl::tl_shuffle_elect<64>()) for (int i = 0; i < 8; ++i) out[i] = c[i];
+}
+"""
+
+
+def test_synchronization_is_defined_without_the_header_of_all_shapes():
+    text = source(reference.tensor_parallel_gemm(4, 128, 128, 512))
+    assert text.count(OWN) == text.count(INTRIN) == 1 and text.index(OWN) < text.index(INTRIN)
+    assert without_wgmma_shapes(text) == text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        HEADER + SYNCHRONIZED,
+        "#include <tl_templates/cuda/gemm.h>\n" + SYNCHRONIZED,
+        SYNCHRONIZED + "// cute::SM90::GMMA",
+        SYNCHRONIZED.replace(INTRIN, ""),
+    ],
+)
+def test_texts_that_may_need_all_shapes_keep_their_header(other: str):
+    assert without_wgmma_shapes(other) == other
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
-def test_the_binary_is_the_same(tmp_path: Path):
-    text, root = KERNEL.format(calls=BFLOAT16 + FLOAT8), Path(tilelang.__file__).parent
+def test_texts_of_several_grids_are_one_file(tmp_path: Path):
+    text = without_wgmma_shapes(SYNCHRONIZED)
+    _compile(text + text.replace("void synchronized", "void again"), tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+@pytest.mark.parametrize(
+    ("text", "rewrite"),
+    [(KERNEL.format(calls=BFLOAT16 + FLOAT8), called_wgmmas), (SYNCHRONIZED, without_wgmma_shapes)],
+)
+def test_the_binary_is_the_same(text: str, rewrite: Callable[[str], str], tmp_path: Path):
+    assert rewrite(text) != text
+    assert _compile(text, tmp_path / "header") == _compile(rewrite(text), tmp_path / "own")
+
+
+def _compile(text: str, folder: Path) -> bytes:
+    """The binary of a text. It depends on the file's name."""
+    root = Path(tilelang.__file__).parent
+    folder.mkdir(exist_ok=True)
+    (folder / "text.cu").write_text(text, encoding="utf-8")
     includes = [f"-I{root / 'src'}", f"-I{root / '3rdparty/cutlass/include'}"]
-    for name, given in (("header", text), ("own", called_wgmmas(text))):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "text.cu").write_text(given, encoding="utf-8")
-        command = ["nvcc", "--cubin", "-arch=sm_90a", "-std=c++20", "-w", *includes, "text.cu", "-o", "text.cubin"]
-        subprocess.run(command, cwd=tmp_path / name, check=True, timeout=240)
-    assert (tmp_path / "header/text.cubin").read_bytes() == (tmp_path / "own/text.cubin").read_bytes()
+    command = ["nvcc", "--cubin", "-arch=sm_90a", "-std=c++20", "-w", *includes, "text.cu", "-o", "text.cubin"]
+    subprocess.run(command, cwd=folder, check=True, timeout=240)
+    return (folder / "text.cubin").read_bytes()

@@ -15,6 +15,7 @@ from tilescale.backends.tilelang.lowering.text_rewrites import (
     wait_for_gemms,
     whole_vectors,
     without_host_headers,
+    without_wgmma_shapes,
 )
 from tilescale.backends.tilelang.upstream_errors import explained
 from tilescale.errors import Location
@@ -28,7 +29,9 @@ DEVICES = 4
 STRIDE = 1 << 36
 """Bytes between devices in the address range of a text generated without a heap."""
 
-REWRITES = one_array_each, whole_vectors, wait_for_gemms, called_wgmmas, without_host_headers
+REWRITES = (
+    one_array_each, whole_vectors, wait_for_gemms, called_wgmmas, without_wgmma_shapes, without_host_headers,
+)  # fmt: skip
 """Rewrites of stock TileLang's text before nvcc compiles it."""
 
 

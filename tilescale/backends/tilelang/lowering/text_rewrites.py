@@ -121,6 +121,38 @@ _LINE = re.compile(rf"^{_TILELANG}.*(\n#endif)?$", re.MULTILINE)
 _LIBRARY = re.compile(r"(?<!cuda::)\bstd::")
 _SCANS, _SCAN = f"{_TILELANG}scan.h>\n", re.compile(r"\btl::(Cum|InclusiveScan|Scan)")
 
+_INTRIN = f"{_TILELANG}intrin.h>\n"
+_CLUSTER = "#include <cute/arch/cluster_sm90.hpp>"
+_ARCHITECTURES = "__CUDA_ARCH_LIST__"
+_SYNCHRONIZED = f"""{_TILELANG}common.h>
+#if {_ARCHITECTURES} >= 900 && !defined(TILESCALE_WGMMA)
+#define TILESCALE_WGMMA
+{_CLUSTER}
+namespace cute {{
+TL_DEVICE void warpgroup_arrive() {{ asm volatile("wgmma.fence.sync.aligned;\\n" ::: "memory"); }}
+TL_DEVICE void warpgroup_commit_batch() {{ asm volatile("wgmma.commit_group.sync.aligned;\\n" ::: "memory"); }}
+template <int N>
+TL_DEVICE void warpgroup_wait() {{ asm volatile("wgmma.wait_group.sync.aligned %0;\\n" ::"n"(N) : "memory"); }}
+}}  // namespace cute
+#endif
+#pragma push_macro("{_ARCHITECTURES}")
+#undef {_ARCHITECTURES}
+#define {_ARCHITECTURES} 0
+{_INTRIN}#pragma pop_macro("{_ARCHITECTURES}")
+"""
+"""intrin.h, which includes headers of CuTe from compute capability 9.0 on."""
+
+
+def without_wgmma_shapes(text: str) -> str:
+    """Define the synchronization of warpgroup instructions, in place of CuTe's header of all their shapes.
+
+    Why: intrin.h calls three functions of that header, which is a fifth of what nvcc reads for a GEMM. The instructions
+    are the same. A text with other names of CuTe, or with headers that may include this one, stays as it is.
+    """
+    if "cute::" in text or _HEADER in text or not _SUFFICIENT.issuperset(_INCLUDE.findall(text)):
+        return text
+    return text.replace(_INTRIN, _SYNCHRONIZED)
+
 
 def without_host_headers(text: str) -> str:
     """Leave out the parts of the C++ library that TileLang's headers include for host code.
@@ -132,7 +164,7 @@ def without_host_headers(text: str) -> str:
     """
     if _TILELANG not in text or _LIBRARY.search(text):
         return text
-    if not _SUFFICIENT.issuperset(_INCLUDE.findall(text)):
+    if not (_SUFFICIENT | {_CLUSTER}).issuperset(_INCLUDE.findall(text)):
         return text
     if not _SCAN.search(text):
         text = text.replace(_SCANS, "")
