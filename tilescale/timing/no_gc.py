@@ -22,6 +22,10 @@ def no_cyclic_collection(wanted: bool = True) -> Iterator[None]:
             gc.enable()
 
 
+_OF_PYTHON = 1000
+"""More objects than an interpreter freezes at its start: Python 3.12 does so with some hundred. More are a user's."""
+
+
 @contextlib.contextmanager
 def long_lived() -> Iterator[None]:
     """`no_cyclic_collection` where many of the objects stay for the rest of the process.
@@ -33,13 +37,19 @@ def long_lived() -> Iterator[None]:
         try:
             yield
         finally:
-            if not gc.get_freeze_count():  # else the user has frozen objects, which must stay so
+            if _frozen or gc.get_freeze_count() < _OF_PYTHON:  # else the user has frozen objects, which must stay so
                 gc.freeze()
-                gc.callbacks.append(_unfreeze)
+                _frozen.append(True)
+                if _unfreeze not in gc.callbacks:
+                    gc.callbacks.append(_unfreeze)
+
+
+_frozen: list[bool] = []
+"""Empty unless `long_lived` has frozen objects since the last full collection."""
 
 
 def _unfreeze(phase: str, info: Mapping[str, int]) -> None:
     """Let collections after a full one look at all objects again."""
-    if phase == "stop" and info["generation"] == 2:
-        gc.callbacks.remove(_unfreeze)
+    if _frozen and phase == "stop" and info["generation"] == 2:
+        _frozen.clear()
         gc.unfreeze()
