@@ -24,11 +24,11 @@ from tilescale.backends.cuda import lowered_cache, support
 from tilescale.backends.cuda.running import execute, queued, queued_exchange
 from tilescale.comm import Team
 from tilescale.hda import Machine
-from tilescale.ops import ag_gemm_programs, whole_tensors
+from tilescale.ops import ag_gemm_programs, row_counts, whole_tensors
 from tilescale.ops.products import GemmSpec, at_once, concurrent_stores, tiling
 from tilescale.passes import mod_analysis
 from tilescale.passes.mod_analysis import written_by_peers, written_parameters
-from tilescale.program.builder import ProgramBuilder
+from tilescale.program.builder import ProgramBuilder, call_name
 from tilescale.runtime.compile import compile as compile_program
 from tilescale.settings import settings
 
@@ -145,7 +145,33 @@ def test_builders_with_plain_arguments_have_names():
     named = [name(build, 2, _Form(1, "a")), name(build, 2, _Form(1, "b")), name(build, 2, (1, "a")), name(build, "2")]
     assert "" not in named and len(set(named)) == len(named)
     foreign = test_builders_with_plain_arguments_have_names
-    assert name(build, torch.bfloat16) == name(foreign) == name(lambda: None) == name(partial(build, 2)) == ""
+    assert name(build, object()) == name(foreign) == name(lambda: None) == name(partial(build, 2)) == ""
+
+
+def test_calls_with_functions_and_types_have_names():
+    """Such as an operator's choice of kernels."""
+    choice, build = import_module("tilescale.ops.gemm_rs")._kernel, whole_tensors.sum_program
+    of_other = import_module("tilescale.ops.gemm_ar")._kernel
+    given = [(choice, build, torch.bfloat16), (of_other, build, torch.bfloat16), (choice, build, torch.float16)]
+    assert len({"", *(call_name(row_counts.prepare, each) for each in given)}) == 4
+    assert call_name(row_counts.prepare, (choice, lambda: None)) == call_name(lambda: None, ()) == ""
+
+
+def test_a_file_says_that_kernels_are_in_the_caches(
+    lowerings: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    machine = Machine.load("h200-sxm-8")
+    assert support.done_file("", machine) is None
+    assert support.done_file("a", machine) == support.done_file("a", machine) != support.done_file("b", machine)
+    assert support.done_file("a", machine) != support.done_file("a", Machine.load("h100-sxm-8"))
+    lowered(put())
+    support.done_file("a", machine).touch()
+    monkeypatch.setattr(lowered_cache, "MOST", 2)
+    for make in (programs.barrier, programs.steps):
+        lowered(make())
+    assert not support.done_file("a", machine).exists(), "some of its kernels may be gone"
+    monkeypatch.setattr(lowered_cache.stock, "keeps_kernels", lambda: False)
+    assert support.done_file("a", machine) is None
 
 
 def two_lines_apart(first: bool) -> Any:

@@ -14,6 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from tilescale.backends import processes, progress
+from tilescale.comm import Team
+from tilescale.ops import whole_tensors
+from tilescale.ops.kernels import kernels
 from tilescale.runtime import ahead
 
 
@@ -225,6 +228,64 @@ def test_nothing_is_forked_for_what_the_caches_have(
     assert forked == []
     needed.begin_later()
     assert forked == [(2, 1)]
+
+
+def kernels_of(*made: Compilation) -> tuple[Compilation, ...]:
+    return made
+
+
+def test_what_the_caches_are_known_to_have_forks_nothing(
+    job: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As long as a forked process lives, pages that this one writes are copied, in the first step of a training."""
+    monkeypatch.setattr(ahead.backends, "done_file", lambda work, machine: tmp_path / "done" if work else None)
+    monkeypatch.setattr(ahead, "call_name", lambda find, given: find.__name__)
+
+    def begun(*numbers: int) -> ahead.NeededKernels:
+        needed = ahead.NeededKernels()
+        needed.later[lambda: (), ()] = None
+        needed.later[kernels_of, tuple(Compilation(number=n, folder=tmp_path, log=job.log) for n in numbers)] = None
+        needed.begin_later()
+        return needed
+
+    begun(1, 2)
+    assert len(compiled(tmp_path, 2)) == 2
+    end = time.monotonic() + 60
+    while not (tmp_path / "done").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    monkeypatch.setattr(ahead, "Running", lambda *given: pytest.fail("forked"))
+    begun(1, 2)
+    (tmp_path / "done").unlink()
+    with pytest.raises(pytest.fail.Exception, match="forked"):
+        begun(1, 2)
+
+
+def test_all_ranks_ask_for_the_same_file(job: SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
+    """By the ranks of a team; what an operator needs later has a name."""
+    asked: list[str] = []
+    monkeypatch.setattr(ahead.backends, "done_file", lambda work, machine: asked.append(work))
+    monkeypatch.setattr(ahead, "Running", lambda *given: None)
+    for ranks, rank in (((0, 1), 0), ((0, 1), 1), ((0, 2), 0)):
+        job.local_size, job.local_rank = 1, 0
+        with ahead.dry_run() as needed:
+            team = Team(ranks=ranks, rank=rank)
+            ahead.also_needed(kernels, (whole_tensors.sum_program, team, "bfloat16", "sum", None))
+        needed.begin_later()
+    first, second, third = asked
+    assert first == second != third and "" not in asked
+
+
+def test_work_that_fails_is_not_done(job: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Broken(Compilation):
+        def run(self) -> None:
+            super().run()
+            raise ValueError("no compiler")
+
+    monkeypatch.setattr(ahead.backends, "done_file", lambda work, machine: tmp_path / "done")
+    needed = ahead.NeededKernels()
+    with pytest.raises(ValueError, match="no compiler"):
+        needed._compile_found(kernels_of, (Broken(number=0, folder=tmp_path, log=job.log),), tmp_path / "done")
+    assert not (tmp_path / "done").exists()
 
 
 def test_nothing_is_forked_where_nothing_is_compiled(

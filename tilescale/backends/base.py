@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from tilelang_core import ir
@@ -140,6 +141,8 @@ class Backend:
             returns the error of a program that the back end cannot lower, as far as it is known.
         find: a program lowered before, by the name of its builder, its machine and its number of units; None where the
             cache has none.
+        done_file: the file that says that all kernels of some work for a machine are in the caches, by a name for that
+            work; None without caches.
         pin: queries the hardware for what compilations in forked processes need, which must not; None where nothing is
             compiled.
         services: loads its functions on devices; None where it has no devices.
@@ -158,6 +161,7 @@ class Backend:
     )
     check: Callable[[Program, Machine], TileScaleError | None] = lambda program, machine: None
     find: Callable[[str, Machine, int | None], LoweredBefore | None] = lambda builder, machine, units: None
+    done_file: Callable[[str, Machine], Path | None] = lambda work, machine: None
     pin: Callable[[], None] | None = None
     services: Callable[[], DeviceServices] | None = None
     simulated_us: Callable[..., float] | None = None
@@ -208,6 +212,11 @@ def check(program: Program, machine: Machine) -> TileScaleError | None:
 def find(builder: str, machine: Machine, units: int | None) -> LoweredBefore | None:
     """A program as the back end that runs programs on this computer has lowered it before, as `Backend.find`."""
     return next(b for b in _BACKENDS if b.available()).find(builder, machine, units)
+
+
+def done_file(work: str, machine: Machine) -> Path | None:
+    """As `Backend.done_file`, of the back end that runs programs on this computer."""
+    return next(b for b in _BACKENDS if b.available()).done_file(work, machine)
 
 
 def compiles() -> bool:

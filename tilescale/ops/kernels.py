@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from tilescale.backends import device_services
@@ -27,12 +28,15 @@ Choice = tuple[Any, ...]
 """Arguments of `kernel`: a function that builds a program, a team, and what else the program depends on."""
 
 
+@dataclass(frozen=True, eq=False)
 class ChosenKernels:
     """The kernels that a function chooses by types and shapes. `choice`: the function."""
 
-    def __init__(self, choice: Callable[..., Choice]):
-        self.choice = choice
-        self._kept = lru_cache(SHAPES)(lambda machine, *given: kernel(*choice(*given)))
+    choice: Callable[..., Choice]
+
+    @cached_property
+    def _kept(self) -> Callable[..., Kernel]:
+        return lru_cache(SHAPES)(lambda machine, *given: kernel(*self.choice(*given)))
 
     def __call__(self, *given: Any) -> Kernel:
         """The kernel for these arguments, of which the function is asked once for each current machine."""

@@ -20,7 +20,7 @@ from tilescale.ops.arguments import dense, unread
 from tilescale.ops.expert_programs import LayerForm
 from tilescale.ops.few_rows_gemm import ROWS
 from tilescale.ops.float8_wire import GROUP
-from tilescale.ops.kernels import kernel
+from tilescale.ops.kernels import kernel, kernels
 from tilescale.ops.layout import dtype_name, dtype_of, more_rows, new_tensors
 from tilescale.ops.low_latency_program import COUNTED, HIGH, RESIDENT, low_latency_program, padded
 from tilescale.ops.moe_float8 import Scale
@@ -102,9 +102,9 @@ def layer_of_few(
     if features % GROUP or not (is_few or ahead.is_dry()):
         return None
     form = LayerForm(dtype_name(dtype), by_rows, quantized=of_x is not None)
-    made = kernel(low_latency_program, team, local, choices, features, inner, dtype_of(chosen), form, at_once())
+    made = low_latency_program, team, local, choices, features, inner, dtype_of(chosen), form, at_once()
     if ahead.is_dry():
-        ahead.also_needed(made)
+        ahead.also_needed(kernels, made)
         return None
     groups, sent, words = most * features // GROUP, padded(most * choices), GROUP // WORD_BYTES
     in_chosen, in_shares, in_rows, in_scales, in_sums = workspace_of(team).symmetric(
@@ -120,7 +120,7 @@ def layer_of_few(
         apart=(0,),
     )
     result = x.new_empty(most, features, dtype=dtype)
-    made(
+    kernel(*made)(
         *(more_rows(dense(x), most).view(groups, GROUP), scales_of_groups(x, of_x, most)),
         *(padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)),
         *(dense(gate_up), scales_or_dummy(of_gate_up, x.device), dense(down), scales_or_dummy(of_down, x.device)),

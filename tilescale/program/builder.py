@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
+from types import FunctionType
 from typing import Any, TypeVar
+
+import torch
 
 from tilelang_core import ir
 from tilescale.program.ops import BUILDER
 
 _PACKAGE = __name__.partition(".")[0]
-_PLAIN = str, int, float, bool, type(None)
+_PLAIN = str, int, float, bool, type(None), torch.dtype
 _DECLARATION = "declaration"
 
 Builder = TypeVar("Builder", bound=Callable[..., ir.PrimFunc])
@@ -54,15 +57,8 @@ class ProgramBuilder:
 
     @cached_property
     def name(self) -> str:
-        """The function and its arguments as text; "" for other callables than functions of this package, and for
-        arguments that are not plain data."""
-        path = f"{self.function.__module__}.{getattr(self.function, '__qualname__', '<callable>')}"
-        if path.partition(".")[0] != _PACKAGE or "<" in path:
-            return ""
-        try:
-            return f"{path}{_text(self.arguments)}"
-        except TypeError:
-            return ""
+        """As `call_name`."""
+        return call_name(self.function, self.arguments)
 
     @property
     def declaration(self) -> Declaration | None:
@@ -75,12 +71,30 @@ class ProgramBuilder:
         return func.with_attr(BUILDER, self.name) if self.name else func
 
 
+def call_name(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
+    """A call as text, the same in each process: "" for other callables than functions of this package, and for
+    arguments that are neither such functions nor plain data."""
+    try:
+        return f"{_path(function)}{_text(arguments)}"
+    except TypeError:
+        return ""
+
+
+def _path(function: Callable[..., Any]) -> str:
+    path = f"{function.__module__}.{getattr(function, '__qualname__', '<callable>')}"
+    if path.partition(".")[0] != _PACKAGE or "<" in path:
+        raise TypeError(f"{function!r} is no function of this package")
+    return path
+
+
 def _text(value: Any) -> str:
-    """Plain data as text. Raises TypeError for anything else."""
+    """Plain data, or a function, as text. Raises TypeError for anything else."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_text, value))})"
     if is_dataclass(value):
         return f"{type(value).__qualname__}{_text(tuple(getattr(value, field.name) for field in fields(value)))}"
+    if isinstance(value, FunctionType):
+        return _path(value)
     if type(value) not in _PLAIN:
         raise TypeError(f"{value!r} is not plain data")
     return repr(value)

@@ -14,14 +14,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilescale import backends
 from tilescale.backends.processes import COMPILING, Running, compile_missing, cores, wait
 from tilescale.backends.progress import progress_bar
-from tilescale.comm import init
+from tilescale.comm import Team, init
 from tilescale.errors import UsageError
+from tilescale.hda.current import current_machine
 from tilescale.passes.mod_analysis import written_parameters
+from tilescale.program.builder import call_name
 from tilescale.runtime.outputs import output_positions
 
 if TYPE_CHECKING:
@@ -90,19 +93,28 @@ class NeededKernels:
             wait({run: len(run.jobs)})
 
     def begin_later(self) -> None:
-        """Begin those of other runs, which nothing waits for: in one process if this run's were in the caches."""
-        if backends.compiles():
-            own = [partial(self._compile_found, *each) for n, each in enumerate(self.later) if self._is_own(n)]
-            Running(own, self.most if self.runs else 1, LEAST_PRIORITY)
+        """Begin those of other runs, which nothing waits for: in one process if this run's were in the caches. Without
+        a process for those that the caches are known to have: as long as it lives, what this one writes is copied."""
+        if not backends.compiles():
+            return
+        jobs = []
+        for find, given in [each for n, each in enumerate(self.later) if self._is_own(n)]:
+            done = backends.done_file(call_name(find, _without_teams(given)), current_machine())
+            if done is None or not done.exists():
+                jobs.append(partial(self._compile_found, find, given, done))
+        if jobs:
+            Running(jobs, self.most if self.runs else 1, LEAST_PRIORITY)
 
     def found(self) -> list[Kernel]:
         """The kernels of all row counts."""
         return [*self.now, *(kernel for find, given in self.later for kernel in find(*given))]
 
-    def _compile_found(self, find: Finder, given: tuple[Any, ...]) -> None:
+    def _compile_found(self, find: Finder, given: tuple[Any, ...], done: Path | None) -> None:
         for kernel in find(*given):
             if kernel not in self.now:
                 _compile(kernel)
+        if done is not None:
+            done.touch()
 
     def _is_own(self, number: int) -> bool:
         return number % self._ranks == init().local_rank
@@ -114,6 +126,14 @@ class NeededKernels:
     @cached_property
     def most(self) -> int:
         return max(cores() // self._ranks, 1)
+
+
+def _without_teams(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments with the numbers of a team's ranks in place of the team, which each rank has in another form."""
+    return tuple(
+        each.ranks if isinstance(each, Team) else _without_teams(each) if isinstance(each, tuple) else each
+        for each in given
+    )
 
 
 def _counts(kernel: Kernel) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tilelang_core.compile import default_target
 from tilescale.backends.base import Backend
-from tilescale.backends.cuda.support import check, collectives, find, lower
+from tilescale.backends.cuda.support import check, collectives, done_file, find, lower
 from tilescale.backends.cuda.target import has_gpu, target_for
 from tilescale.backends.services import DeviceServices
 from tilescale.settings import settings
@@ -35,6 +35,7 @@ BACKEND = Backend(
     collectives=collectives,
     check=check,
     find=find,
+    done_file=done_file,
     pin=default_target,
     services=_services,
 )

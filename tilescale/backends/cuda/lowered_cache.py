@@ -35,6 +35,9 @@ from tilescale.settings import settings
 MOST = 4096
 """Maximum number of files; beyond it, the more recently written half is kept."""
 
+DONE = ".done"
+"""Ending of files without content: all kernels of some work are in the caches."""
+
 _PACKAGES = ("tilescale", "tilelang_core")
 
 
@@ -65,6 +68,13 @@ def found(builder: str, target: LoweringTarget) -> LoweredProgram | None:
     """The program of a builder for a target, of which only the number of units matters, if it was lowered before."""
     folder = _folder()
     return _read(folder / _by_builder(builder, target)) if folder is not None else None
+
+
+def done_file(work: str, target: LoweringTarget) -> Path | None:
+    """The file that says that all kernels of some work are in the caches: the process that has compiled them makes it.
+    None where there is no cache, and for work without a name."""
+    folder = _folder() if work else None
+    return folder / f"{_by_builder(work, target)}{DONE}" if folder is not None else None
 
 
 def _folder() -> Path | None:
@@ -120,5 +130,6 @@ def _write(path: Path, made: LoweredProgram) -> None:
 
 def _bound(folder: Path) -> None:
     files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-    for path in files[: len(files) // 2] if len(files) > MOST else ():
-        path.unlink(missing_ok=True)
+    if len(files) > MOST:
+        for path in (*folder.glob(f"*{DONE}"), *files[: len(files) // 2]):  # no work is done where kernels are missing
+            path.unlink(missing_ok=True)

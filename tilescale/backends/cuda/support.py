@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from tilelang_core import ir
 from tilelang_core.lru import LruCache
 from tilescale.backends.base import Compilation, Executable
 from tilescale.backends.base import Target as AnyTarget
-from tilescale.backends.cuda import headers
+from tilescale.backends.cuda import headers, lowered_cache
 from tilescale.backends.cuda.lowered_cache import cached, found
 from tilescale.backends.cuda.running.execute import DeviceProgram
 from tilescale.backends.cuda.target import target_for
@@ -64,6 +65,11 @@ def find(builder: str, machine: Machine, units: int | None) -> DeviceLowered | N
 _even: LruCache[Hashable, TileScaleError | None] = LruCache(256)
 """The error of a program without a lowering, by function and machine, where the program was lowered: its tiles can be
 distributed over threads as far as is known."""
+
+
+def done_file(work: str, machine: Machine) -> Path | None:
+    """The file that says that all kernels of some work for a machine are in the caches; None without caches."""
+    return lowered_cache.done_file(work, _target(AnyTarget(machine, ())))
 
 
 def check(program: Program, machine: Machine) -> TileScaleError | None:
