@@ -2,10 +2,12 @@
 """Time of the first training step: a decoder layer of Llama 3 8B, by PyTorch's tensor parallelism and by TileScale's.
 
     python benchmarks/first_call.py                 cold and warm caches of kernels, both contenders, 2 ranks each
+    python benchmarks/first_call.py --only "cold, no warm-up"     without `ops.warm_up` before the step
     python benchmarks/first_call.py --profile       also a profile of the host, on the first rank
 
-Each is a separate job. A cold cache is an empty folder; the warm one is the same folder again. Seconds are from the
-model with its weights until its first step has ended on the device; loading libraries and weights is the same for all.
+Each is a separate job. A cold cache is an empty folder; the warm one is the same folder again, after the first job has
+compiled the kernels of other row counts too. Seconds are from the model with its weights until its first step has ended
+on the device; loading libraries and weights is the same for all.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import cProfile
 import json
+import multiprocessing
 import os
 import pstats
 import subprocess
@@ -29,7 +32,13 @@ import click
 SCRIPT = Path(__file__).resolve()
 sys.path[:0] = [str(SCRIPT.parents[1]), str(SCRIPT.parent), str(SCRIPT.parent / "works")]
 
-TOKENS, LAYERS, LIMIT_S, SHOWN = 4096, 1, 120, 45
+TOKENS, LAYERS, LIMIT_S, SHOWN = 4096, 1, 240, 45
+PARTS = {"torch": "torch", "cold": "tilescale", "warm": "tilescale", "cold, no warm-up": "tilescale, no warm-up"}
+"""The contender by the name of a job."""
+
+OTHER_ROWS_S = 150
+"""Longest time in which a job may compile kernels of other row counts, after its steps."""
+
 CACHE = "TILELANG_CACHE_DIR"
 
 
@@ -37,23 +46,19 @@ CACHE = "TILELANG_CACHE_DIR"
 @click.option("--ranks", default=2, show_default=True, help="GPUs.")
 @click.option("--out", type=click.Path(path_type=Path), default=SCRIPT.parent / "results" / "first_call.json")
 @click.option("--profile", is_flag=True, help="Print what the host of the first rank does.")
-@click.option("--only", type=click.Choice(["", "torch", "cold", "warm"]), default="", help="Only this part.")
+@click.option("--only", type=click.Choice(["", *PARTS]), default="", help="Only this part.")
 @click.option("--rank-of", default="", help="For the jobs that this starts: the contender whose rank this is.")
 def main(ranks: int, out: Path, profile: bool, only: str, rank_of: str) -> None:
     """Time all jobs, write and print the results."""
     if rank_of:
-        return _rank(rank_of == "tilescale", profile)
+        return _rank(rank_of, profile)
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        cold = {CACHE: folder}
-        for name, contender, environment in (
-            ("torch", "torch", {}),
-            ("cold", "tilescale", cold),
-            ("warm", "tilescale", {} if only == "warm" else cold),
-        ):
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+        folders = {"cold": folder, "cold, no warm-up": other} | ({} if only else {"warm": folder})
+        for name, contender in PARTS.items():
             if only in ("", name):
                 rows.append({"contender": contender, "cache": name, "ranks": ranks})
-                rows[-1] |= _timed(contender, ranks, environment, profile)
+                rows[-1] |= _timed(contender, ranks, {CACHE: folders[name]} if name in folders else {}, profile)
                 print(json.dumps(rows[-1]), flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"cores": os.cpu_count(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
@@ -75,7 +80,7 @@ def _timed(contender: str, ranks: int, environment: dict[str, str], profile: boo
     return found[-1] if found else {"failed": (done.stderr or done.stdout)[-600:]}
 
 
-def _rank(ours: bool, profile: bool) -> None:
+def _rank(contender: str, profile: bool) -> None:
     """Run one rank of a job: build, step, and print the times on the first rank."""
     import torch
     import trials
@@ -86,7 +91,7 @@ def _rank(ours: bool, profile: bool) -> None:
 
     from tilescale import init, ops
 
-    device, world = trials.device(), init()
+    device, world, ours = trials.device(), init(), contender != "torch"
     family = replace(LLAMA, sizes=tuple((dict(LLAMA.sizes) | {"num_hidden_layers": LAYERS}).items()))
     model = family.stack(TOKENS, device).train()
     mesh = init_device_mesh(device.type, (world.size,))
@@ -99,7 +104,7 @@ def _rank(ours: bool, profile: bool) -> None:
         profiler.enable()
     with _part(seconds, "parallelize"):
         (ops.parallelize_module if ours else parallelize_module)(model, mesh, family.plan(sequence=True))
-    if ours:
+    if contender == "tilescale":
         with _part(seconds, "warm_up"):
             ops.warm_up(model, x)
     step = Steps(model, x.numel() * world.size)
@@ -113,6 +118,9 @@ def _rank(ours: bool, profile: bool) -> None:
             pstats.Stats(profiler, stream=sys.stdout).sort_stats("cumulative").print_stats(SHOWN)
         seconds["first"] = sum(seconds.values()) - seconds["step_2"]
         print(json.dumps({name: round(value, 2) for name, value in seconds.items()}), flush=True)
+    end = time.monotonic() + OTHER_ROWS_S
+    for process in multiprocessing.active_children():
+        process.join(max(end - time.monotonic(), 0))
 
 
 @contextlib.contextmanager

@@ -156,7 +156,7 @@ def test_a_copy_shares_with_its_own_siblings():
     copied = copy.deepcopy(layers)
     siblings = copied[0]._siblings
     assert siblings is copied[1]._siblings is not layers[0]._siblings and not siblings._results
-    assert siblings._layers == list(copied)
+    assert siblings.layers == list(copied)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from tilescale.backends import processes, progress
 from tilescale.comm import Team
 from tilescale.ops import whole_tensors
 from tilescale.ops.kernels import kernels
-from tilescale.runtime import ahead
+from tilescale.runtime import ahead, early
 
 
 def touch(path: Path) -> None:
@@ -286,6 +287,85 @@ def test_work_that_fails_is_not_done(job: SimpleNamespace, tmp_path: Path, monke
     with pytest.raises(ValueError, match="no compiler"):
         needed._compile_found(kernels_of, (Broken(number=0, folder=tmp_path, log=job.log),), tmp_path / "done")
     assert not (tmp_path / "done").exists()
+
+
+class MemberTeam(SimpleNamespace):
+    """A team that notes where its ranks meet."""
+
+    rank, size = 1, 2
+
+    def barrier(self) -> None:
+        self.log.append("barrier")
+
+
+@pytest.fixture
+def none_begun() -> Iterator[None]:
+    early.taken()
+    yield
+    early.taken()
+
+
+@pytest.mark.usefixtures("none_begun")
+def test_the_first_call_waits_for_a_compilation_that_has_begun(job: SimpleNamespace, tmp_path: Path):
+    """On each rank of its team: one of them compiles the kernel. Other row counts follow when all have ended."""
+
+    class Slow(Compilation):
+        def run(self) -> None:
+            time.sleep(0.5)
+            super().run()
+
+    made = [Slow(number=number, folder=tmp_path, log=job.log) for number in range(2)]
+    later = Compilation(number=7, folder=tmp_path, log=job.log)
+    other, team = Compilation(number=8, folder=tmp_path, log=job.log), MemberTeam(log=job.log)
+    early.begin(made, {(lambda: (), ()): None, (kernels_of, (later,)): None})
+    early.finish(other, team)
+    assert job.log == []
+    early.finish(made[0], team)  # which this rank compiles
+    assert (tmp_path / "compiled 0").exists() and job.log == ["barrier"]
+    early.finish(made[0], team)
+    assert job.log == ["barrier"], "not again"
+    early.finish(made[1], team)
+    assert job.log == ["barrier", "barrier"] and not (tmp_path / "compiled 1").exists()
+    while early._begun.busy:
+        time.sleep(0.01)
+    early.finish(other, team)
+    assert set(compiled(tmp_path, 2)) == {"compiled 0", "compiled 7"}
+
+
+@pytest.mark.usefixtures("none_begun")
+def test_a_listing_names_what_the_caches_must_have(
+    job: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """For later processes, which need not find the kernels again."""
+    listing = tmp_path / "listing"
+    monkeypatch.setattr(early, "done_file", lambda find, given: tmp_path / find.__name__ if given else None)
+    assert not early.are_compiled(None) and not early.are_compiled(listing)
+    early.begin([], {(kernels_of, (1,)): None, (compiled, (2,)): None}, listing)
+    assert not early.are_compiled(listing)
+    (tmp_path / "kernels_of").touch()
+    assert not early.are_compiled(listing)
+    (tmp_path / "compiled").touch()
+    assert early.are_compiled(listing)
+    early.begin([], {(kernels_of, ()): None}, tmp_path / "other")
+    assert not (tmp_path / "other").exists(), "some kernels have no name"
+    monkeypatch.setattr(early, "replacing", lambda path: (_ for _ in ()).throw(OSError("read-only")))
+    early.begin([], {}, tmp_path / "third")
+    assert not early.are_compiled(tmp_path / "third")
+
+
+@pytest.mark.usefixtures("none_begun")
+def test_a_warm_up_takes_over_what_has_begun(job: SimpleNamespace, tmp_path: Path):
+    made = [Compilation(number=number, folder=tmp_path, log=job.log) for number in range(3)]
+    early.begin(made[:2], {})
+    with ahead.dry_run(early.taken()) as needed:
+        for kernel in made:
+            needed.add(kernel)
+    ahead.compile_all(needed)
+    found = compiled(tmp_path, 2)
+    assert set(found) == {"compiled 0", "compiled 2"} and all(len(each) == 1 for each in found.values())
+    log, team = list(job.log), MemberTeam(log=job.log)
+    early.finish(made[0], team)
+    assert job.log == log, "nothing is left to wait for"
 
 
 def test_nothing_is_forked_where_nothing_is_compiled(

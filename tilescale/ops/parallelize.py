@@ -21,6 +21,7 @@ from torch import nn
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import SUMS, check_flags
 from tilescale.ops.dtensors import is_dtensor
+from tilescale.ops.early_kernels import begin_compiling
 from tilescale.ops.float8 import Float8
 from tilescale.ops.group import group_name
 from tilescale.ops.linear import (
@@ -64,7 +65,8 @@ def parallelize_module(
         TileScale's. If tokens are split over the ranks, their number may be any where the layers that give them return
         DTensors, `use_local_output=False`: `generate` of transformers has one token in a step. Other linear layers
         become PyTorch's: a UserWarning names them and the reason. So do warnings of names that no module has, and of
-        parameters that were tied and no longer are, as they lie differently over the ranks.
+        parameters that were tied and no longer are, as they lie differently over the ranks. The kernels of its layers
+        begin to compile, in other processes, where weights are on a GPU, but for those in float32.
 
     Raises:
         ArgumentError: a layer's features cannot be split among the ranks, or PyTorch cannot shard a module of its type;
@@ -109,6 +111,7 @@ def parallelize_module(
                 work_on_shards(module.get_submodule(name))
         _sum_partial_gradients(module, styles, group_name(mesh))
         _tie_again(module, tied)
+        begin_compiling(made)
     return made
 
 

@@ -20,6 +20,9 @@ from tilescale.runtime.kernel import Kernel
 STEP = TILINGS[-1].m
 """Rows at whose multiples a choice of tiles may change: the height of the smallest ones."""
 
+MANY = 2048
+"""Rows of a rank's shard of a long sequence."""
+
 ASKED = 32
 """Row counts of a kernel, evenly spread, for which the strategy is estimated."""
 
@@ -41,10 +44,10 @@ def prepare(
         how: further arguments of the choice among `overlapped`.
         parts: how many shards these rows are.
     """
-    ahead.also_needed(_needed, job._replace(rows=0), moved, overlapped, team, how, parts)
+    ahead.also_needed(of_any_rows, job._replace(rows=0), moved, overlapped, team, how, parts)
 
 
-def _needed(
+def of_many_rows(
     job: strategy.CollectiveGemm,
     moved: tuple[torch.dtype, ...],
     overlapped: ChosenKernels,
@@ -52,6 +55,21 @@ def _needed(
     how: tuple[Any, ...],
     parts: int,
 ) -> list[Kernel]:
+    """The kernels of many rows, which depend on one estimate. Arguments as of `of_any_rows`."""
+    if strategy.overlaps(job._replace(rows=MANY), team):
+        return [overlapped(team, MANY * parts, *how)]
+    return kernels(*(each for dtype in moved for each in whole_tensors.choices(job.collective, dtype, team)))
+
+
+def of_any_rows(
+    job: strategy.CollectiveGemm,
+    moved: tuple[torch.dtype, ...],
+    overlapped: ChosenKernels,
+    team: Team,
+    how: tuple[Any, ...],
+    parts: int,
+) -> list[Kernel]:
+    """The kernels of all numbers of rows. Arguments as of `prepare`."""
     rows_of: dict[Choice, list[int]] = defaultdict(list)
     step = max(STEP // parts, 1)
     for rows in (1, max(few_rows.ROWS // parts, 1), *range(step, ROWS + 1, step)):

@@ -67,25 +67,25 @@ class SiblingResults:
     _results: dict[int, torch.Tensor]
 
     def __init__(self, layers: list[ColumnParallelLinear]):
-        self._layers = layers
+        self.layers = layers
         self._forget()
 
     def __getstate__(self) -> list[ColumnParallelLinear]:
-        return self._layers
+        return self.layers
 
     def __setstate__(self, layers: list[ColumnParallelLinear]) -> None:
         SiblingResults.__init__(self, layers)
 
     def result(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
         """A layer's output for a tensor."""
-        number = [other is layer for other in self._layers].index(True)
+        number = [other is layer for other in self.layers].index(True)
         if torch.compiler.is_compiling():
             return self._result_in_graph(number, layer, x)
         state = self._state_of(x)
         if self._input is None or self._input() is not x or self._state != state or number not in self._results:
             if number in self._results and not layer.sequence and (self._input is None or self._input() is not x):
                 return self._alone(layer, x)
-            self._results = dict(enumerate(layer.outputs(x, self._layers)))
+            self._results = dict(enumerate(layer.outputs(x, self.layers)))
             self._input, self._state = ref(x, self._forget), state
         result = self._results.pop(number)
         if not self._results:
@@ -98,14 +98,14 @@ class SiblingResults:
         for siblings, results in held:
             if siblings is self and number in results:
                 return results.pop(number)
-        made = dict(enumerate(layer.outputs(x, self._layers)))
+        made = dict(enumerate(layer.outputs(x, self.layers)))
         x._tilescale_results = (*held, (self, made))
         return made.pop(number)
 
     def _alone(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
         """A layer's output for another tensor than its siblings': from now on each layer is called separately."""
         self._forget()
-        for each in self._layers:
+        for each in self.layers:
             object.__setattr__(each, "_siblings", None)
         return layer.outputs(x, [layer])[0]
 
@@ -114,7 +114,7 @@ class SiblingResults:
 
     def _state_of(self, x: torch.Tensor) -> tuple[Any, ...]:
         """State that results depend on, in addition to the tensor itself: another state, another result."""
-        given = [x, *(each for layer in self._layers for each in (layer.weight, layer.bias) if each is not None)]
+        given = [x, *(each for layer in self.layers for each in (layer.weight, layer.bias) if each is not None)]
         kind = x.device.type
         casts = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
         return torch.is_grad_enabled(), casts, *((id(each), version_of(each)) for each in given)

@@ -9,6 +9,7 @@ import torch
 from tilescale.comm import init
 from tilescale.errors import ArgumentError
 from tilescale.ops.token_wise import finished
+from tilescale.runtime import early
 from tilescale.runtime.ahead import compile_all, dry_run
 from tilescale.timing.no_gc import long_lived
 
@@ -35,7 +36,7 @@ def warm_up(run: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         raise ArgumentError(f"run is {type(run).__name__}", hint="pass a model, or a function of a step")
     device = init().device
     with long_lived():
-        with dry_run() as needed, torch.random.fork_rng([] if device.type == "cpu" else [device]):
+        with dry_run(early.taken()) as needed, torch.random.fork_rng([] if device.type == "cpu" else [device]):
             results = run(*args, **kwargs)
             if isinstance(run, torch.nn.Module) and run.training:
                 _differentiate(run, results)

@@ -57,6 +57,7 @@ class NeededKernels:
         self.now: list[Kernel] = []
         self.later: dict[tuple[Finder, tuple[Any, ...]], None] = {}
         self.runs: dict[Kernel, Running] = {}
+        self._shared_out: dict[Kernel, None] = {}
         self._unbegun: list[Kernel] = []
 
     def add(self, kernel: Kernel) -> None:
@@ -65,10 +66,18 @@ class NeededKernels:
         if kernel in self.now:
             return
         self.now.append(kernel)
-        if self._is_own(len(self.now)) and not kernel.is_compiled:
+        if kernel in self._shared_out:
+            return
+        self._shared_out[kernel] = None
+        if self._is_own(len(self._shared_out)) and not kernel.is_compiled:
             self._unbegun.append(kernel)
-            if (busy := sum(len(run.sentinels) for run in set(self.runs.values()))) < self.most:
+            if (busy := self.busy) < self.most:
                 self.begin(self.most - busy)
+
+    @property
+    def busy(self) -> int:
+        """Number of processes that compile kernels of the run."""
+        return sum(len(run.sentinels) for run in set(self.runs.values()))
 
     def begin(self, most: int) -> None:
         """Begin the compilations that no process was left for, in up to `most` processes."""
@@ -86,22 +95,19 @@ class NeededKernels:
         runs = list(self.runs.values())
         wait({run: runs.count(run) for run in runs})
 
-    def wait_for(self, kernel: Kernel) -> None:
-        """Wait until a kernel is compiled, if this rank does it."""
+    def wait_for(self, kernel: Kernel, what: str | None = None) -> None:
+        """Wait until a kernel is compiled, if this rank does it. `what`: a description for a progress bar."""
         if kernel in self.runs:
             run = self.runs[kernel]
-            wait({run: len(run.jobs)})
+            wait({run: len(run.jobs)}, what)
 
     def begin_later(self) -> None:
         """Begin those of other runs, which nothing waits for: in one process if this run's were in the caches. Without
         a process for those that the caches are known to have: as long as it lives, what this one writes is copied."""
         if not backends.compiles():
             return
-        jobs = []
-        for find, given in [each for n, each in enumerate(self.later) if self._is_own(n)]:
-            done = backends.done_file(call_name(find, _without_teams(given)), current_machine())
-            if done is None or not done.exists():
-                jobs.append(partial(self._compile_found, find, given, done))
+        own = [(each, done_file(*each)) for n, each in enumerate(self.later) if self._is_own(n)]
+        jobs = [partial(self._compile_found, *each, done) for each, done in own if done is None or not done.exists()]
         if jobs:
             Running(jobs, self.most if self.runs else 1, LEAST_PRIORITY)
 
@@ -126,6 +132,11 @@ class NeededKernels:
     @cached_property
     def most(self) -> int:
         return max(cores() // self._ranks, 1)
+
+
+def done_file(find: Callable[..., Any], given: tuple[Any, ...]) -> Path | None:
+    """The file that says that the caches have all kernels of a call; the same for each rank of a team."""
+    return backends.done_file(call_name(find, _without_teams(given)), current_machine())
 
 
 def _without_teams(given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -156,15 +167,16 @@ _needed: NeededKernels | None = None
 
 
 @contextlib.contextmanager
-def dry_run() -> Iterator[NeededKernels]:
-    """Within the block, kernels that have never run zero their results. Yields those that were called.
+def dry_run(needed: NeededKernels | None = None) -> Iterator[NeededKernels]:
+    """Within the block, kernels that have never run zero their results. Yields those that were called, and those
+    that were needed before.
 
     Raises UsageError within another one.
     """
     global _needed
     if _needed is not None:
         raise UsageError("a dry run within a dry run", hint="end the first one before the next")
-    _needed = NeededKernels()
+    _needed = NeededKernels() if needed is None else needed
     try:
         yield _needed
     finally:

@@ -32,6 +32,7 @@ from tilescale.program.builder import ProgramBuilder
 from tilescale.program.pointers import follows_addresses
 from tilescale.program.preformatted import preformatted
 from tilescale.program.source import source_of
+from tilescale.runtime import early
 from tilescale.runtime.ahead import noted
 from tilescale.runtime.bound_program import BoundProgram
 from tilescale.runtime.outputs import KernelOutputs, output_positions, place_arguments
@@ -220,6 +221,7 @@ class Kernel(BoundProgram):
         if noted(self, args):
             return None
         with self._team.one_call:  # making the program is a part of the call
+            early.finish(self, self._team)
             self._call = self._chosen()
         return self._call(*args)
 
