@@ -21,6 +21,7 @@ MADE = {
     "notes/measured-races": {"races": tables.races},
     "notes/host-time": {"eager collectives": tables.eager_collectives},
     "notes/gemm-experiments": {"forms": tables.forms},
+    "notes/random-shapes": {"random shapes": tables.random_shapes},
 }
 """Page -> marker -> its table."""
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
+from docs.figures import distributions
 from docs.figures.charts import LABELS, MODES, WORKS, Row, measured
 from tilescale.hda.units import format_bytes
 
@@ -70,6 +72,18 @@ def _operators(rows: Iterable[tuple[str, str, list[int], str]]) -> str:
         cells = ("" if time is None else f"{time:.3g}" for time in us)
         lines.append([label, *cells, f"{us[NCCL] / us[OURS]:.2f}"])
     return table(["", *CONTENDERS, "speedup over NCCL"], lines)
+
+
+def random_shapes() -> str:
+    """Ratios of times at random shapes, the median and the largest, and how many are lost to the faster contender."""
+    of_each = [distributions.ratios([name]) for name in distributions.OTHERS]
+    lines = []
+    for (work, dtype, mode), best in distributions.ratios().items():
+        every = [of.get((work, dtype, mode)) for of in of_each]
+        cells = [f"{statistics.median(each):.2f} ({each[-1]:.2f})" if each else "" for each in every]
+        lost = sum(ratio > distributions.NEAR for ratio in best)
+        lines.append([WORKS[work], dtype.partition("_")[0], MODES.get(mode, mode), *cells, f"{lost} of {len(best)}"])
+    return table(["", "", "mode", "over NCCL + cuBLAS", "over symm_mem", "over 1.03 of the faster one"], lines, 3)
 
 
 def races() -> str:
