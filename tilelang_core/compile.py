@@ -25,6 +25,7 @@ from tvm.arith import Analyzer
 
 from tilelang_core import logs, zero_trip_loops
 from tilelang_core.complements import with_complements_in_layouts
+from tilelang_core.counted_barriers import counted_barriers
 from tilelang_core.host_libraries import compiling_as_c
 from tilelang_core.kernel_keys import keys_made_once, stands_for
 from tilelang_core.loop_invariants import with_hoisted_invariants
@@ -142,7 +143,7 @@ def _lowering(func: tirx.PrimFunc) -> Iterator[None]:
 @contextlib.contextmanager
 def _composed() -> Iterator[None]:
     """Within the block stock TileLang lowers a function that our lowering composes."""
-    with rewriting("HoistBroadcastValues", with_hoisted_invariants, after=True), opaque_values():
+    with rewriting("HoistBroadcastValues", with_hoisted_invariants, after=True), opaque_values(), counted_barriers():
         yield
 
 

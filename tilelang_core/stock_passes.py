@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import tilelang.transform
 import tvm
 from tvm import tirx
 from tvm.ir.transform import Sequential
 from tvm.tirx.transform import prim_func_pass
+
+Apply: TypeAlias = Callable[[tirx.PrimFunc], tirx.PrimFunc]
 
 
 @contextlib.contextmanager
@@ -22,6 +24,26 @@ def rewriting(name: str, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc], *, a
 
     def passes(**options: Any) -> Sequential:
         return Sequential([stock(**options), own] if after else [own, stock(**options)])
+
+    setattr(tilelang.transform, name, passes)
+    try:
+        yield
+    finally:
+        setattr(tilelang.transform, name, stock)
+
+
+@contextlib.contextmanager
+def around(name: str, run: Callable[[tirx.PrimFunc, Apply], tirx.PrimFunc]) -> Iterator[None]:
+    """Within the block, stock's pass of this name is `run`, which gets a function, and what applies the pass to one."""
+    stock = getattr(tilelang.transform, name)
+
+    def passes(*args: Any, **options: Any) -> Any:
+        given = stock(*args, **options)
+
+        def apply(func: tirx.PrimFunc) -> tirx.PrimFunc:
+            return given(tvm.IRModule({"main": func}))["main"]
+
+        return prim_func_pass(lambda func, module, context: run(func, apply), opt_level=0, name=f"around {name}")
 
     setattr(tilelang.transform, name, passes)
     try:
