@@ -213,6 +213,17 @@ def noted(kernel: Kernel, args: Sequence[Any]) -> bool:
     return True
 
 
+def compile_others(kernels: Sequence[Kernel]) -> None:
+    """Collective over the job: compile the kernels of programs that are not their grids: barriers of ranks, messages.
+
+    Raises as `BoundProgram.compilations`.
+    """
+    # All programs are read before the first one is bound, where ranks meet: each has read others in a dry run.
+    grids = [each for kernel in kernels for each in kernel.lower().ahead(kernel.options)]
+    known = [each for kernel in kernels for each in kernel.compilations()]
+    compile_missing([each for each in known if each not in grids], init().local_rank, init().local_size)
+
+
 def compile_all(needed: NeededKernels) -> None:
     """Collective over the job: compile and load the kernels of a run, over all ranks and CPU cores of each node.
 
@@ -222,10 +233,7 @@ def compile_all(needed: NeededKernels) -> None:
     needed.begin(needed.most)
     needed.wait_for_programs()
     are_compiled = not any(world.all_gather(bool(needed.runs)))
-    # All programs are read before the first one is bound, where ranks meet: each has read others in the dry run.
-    begun = [each for kernel in needed.now for each in kernel.lower().ahead(kernel.options)]
-    known = [each for kernel in needed.now for each in kernel.compilations()]
-    compile_missing([each for each in known if each not in begun], world.local_rank, world.local_size)
+    compile_others(needed.now)
     with progress_bar(COMPILING, False if world.local_rank else None, len(needed.now)) as advance:
         for kernel in needed.now:
             needed.wait_for(kernel)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tilelang_core.files import replacing
 from tilescale.backends.processes import COMPILING
 from tilescale.comm import Team
-from tilescale.runtime.ahead import Finder, NeededKernels, done_file
+from tilescale.runtime.ahead import Finder, NeededKernels, compile_others, done_file
 
 if TYPE_CHECKING:
     from tilescale.runtime.kernel import Kernel
@@ -69,6 +69,7 @@ def finish(kernel: Kernel, team: Team) -> None:
     """Wait until a kernel is compiled, if its compilation has begun. Collective over its team, on its first call."""
     if kernel in _begun.now:
         _begun.now.remove(kernel)
+        compile_others([kernel])  # meanwhile
         _begun.wait_for(kernel, None if team.rank else COMPILING)
         if team.size > 1:
             team.barrier()  # each rank compiles some of them
