@@ -17,7 +17,7 @@ from tilescale.ops.dtensors import split_over
 from tilescale.ops.group import size_of, team_of
 from tilescale.ops.linear import TOKENS, ColumnParallelLinear, ParallelLinear, local_tensor
 from tilescale.ops.operator import operator_of
-from tilescale.ops.row_counts import of_any_rows, of_many_rows
+from tilescale.ops.row_counts import GemmKernels
 from tilescale.runtime import early
 from tilescale.runtime.ahead import Finder, done_file, dry_run, is_dry
 from tilescale.runtime.kernel import Kernel
@@ -76,4 +76,4 @@ def _call(layer: ParallelLinear) -> None:
 
 
 def _of_many_rows(find: Finder, given: tuple[Any, ...]) -> list[Kernel]:
-    return of_many_rows(*given) if find is of_any_rows else [*find(*given)]
+    return GemmKernels.of_many_rows(*given) if find is GemmKernels.of_any_rows else [*find(*given)]

@@ -6,7 +6,7 @@ collective of whole tensors. A dry run of one row count adds the kernels of the 
 """
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +27,51 @@ ASKED = 32
 """Row counts of a kernel, evenly spread, for which the strategy is estimated."""
 
 
+class GemmKernels(NamedTuple):
+    """The kernels of a GEMM with a collective.
+
+    Attributes:
+        job: the GEMM, of no rows.
+        moved: types of the tensors that a collective of whole tensors moves.
+        overlapped: the kernels by team, rows and `how`.
+        team: the ranks of the collective.
+        how: further arguments of the choice among `overlapped`.
+        parts: how many shards the rows of a call are.
+    """
+
+    job: strategy.CollectiveGemm
+    moved: tuple[torch.dtype, ...]
+    overlapped: ChosenKernels
+    team: Team
+    how: tuple[Any, ...]
+    parts: int
+
+    def of_many_rows(self) -> list[Kernel]:
+        """Those of a long sequence, which depend on one estimate."""
+        if self._overlaps(MANY):
+            return [self.overlapped(self.team, MANY * self.parts, *self.how)]
+        return kernels(*self._in_order())
+
+    def of_any_rows(self) -> list[Kernel]:
+        """Those of all numbers of rows."""
+        rows_of: dict[Choice, list[int]] = defaultdict(list)
+        step = max(STEP // self.parts, 1)
+        for rows in (1, max(few_rows.ROWS // self.parts, 1), *range(step, ROWS + 1, step)):
+            rows_of[self.overlapped.choice(self.team, rows * self.parts, *self.how)].append(rows)
+        needed, is_sequential = [], False
+        for choice, rows in rows_of.items():
+            overlaps = list(map(self._overlaps, (*rows[:: -(-len(rows) // ASKED)], rows[-1])))
+            is_sequential |= not all(overlaps)
+            needed += [choice] if any(overlaps) else []
+        return kernels(*needed, *(self._in_order() if is_sequential else ()))
+
+    def _overlaps(self, rows: int) -> bool:
+        return strategy.overlaps(self.job._replace(rows=rows), self.team)
+
+    def _in_order(self) -> list[Choice]:
+        return [each for kind in self.moved for each in whole_tensors.choices(self.job.collective, kind, self.team)]
+
+
 def prepare(
     job: strategy.CollectiveGemm,
     moved: tuple[torch.dtype, ...],
@@ -35,51 +80,6 @@ def prepare(
     *how: Any,
     parts: int = 1,
 ) -> None:
-    """Add the kernels of all row counts to those of a dry run.
-
-    Args:
-        job: the GEMM of this call.
-        moved: types of the tensors that a collective of whole tensors moves.
-        overlapped: the kernels by team, rows and `how`.
-        how: further arguments of the choice among `overlapped`.
-        parts: how many shards these rows are.
-    """
-    ahead.also_needed(of_any_rows, job._replace(rows=0), moved, overlapped, team, how, parts)
-
-
-def of_many_rows(
-    job: strategy.CollectiveGemm,
-    moved: tuple[torch.dtype, ...],
-    overlapped: ChosenKernels,
-    team: Team,
-    how: tuple[Any, ...],
-    parts: int,
-) -> list[Kernel]:
-    """The kernels of many rows, which depend on one estimate. Arguments as of `of_any_rows`."""
-    if strategy.overlaps(job._replace(rows=MANY), team):
-        return [overlapped(team, MANY * parts, *how)]
-    return kernels(*(each for dtype in moved for each in whole_tensors.choices(job.collective, dtype, team)))
-
-
-def of_any_rows(
-    job: strategy.CollectiveGemm,
-    moved: tuple[torch.dtype, ...],
-    overlapped: ChosenKernels,
-    team: Team,
-    how: tuple[Any, ...],
-    parts: int,
-) -> list[Kernel]:
-    """The kernels of all numbers of rows. Arguments as of `prepare`."""
-    rows_of: dict[Choice, list[int]] = defaultdict(list)
-    step = max(STEP // parts, 1)
-    for rows in (1, max(few_rows.ROWS // parts, 1), *range(step, ROWS + 1, step)):
-        rows_of[overlapped.choice(team, rows * parts, *how)].append(rows)
-    needed, is_sequential = [], False
-    for choice, rows in rows_of.items():
-        spread = *rows[:: -(-len(rows) // ASKED)], rows[-1]
-        overlaps = [strategy.overlaps(job._replace(rows=count), team) for count in spread]
-        is_sequential |= not all(overlaps)
-        needed += [choice] if any(overlaps) else []
-    if is_sequential:
-        needed += [each for dtype in moved for each in whole_tensors.choices(job.collective, dtype, team)]
-    return kernels(*needed)
+    """Add the kernels of all row counts to those of a dry run. Arguments as of `GemmKernels`; `job` is of any rows."""
+    made = GemmKernels(job._replace(rows=0), moved, overlapped, team, how, parts)
+    ahead.also_needed(GemmKernels.of_any_rows, made)
