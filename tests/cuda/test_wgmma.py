@@ -13,7 +13,7 @@ import tilelang
 
 from tests.cuda.support import source
 from tests.language import programs as reference
-from tilescale.backends.tilelang.lowering.text_rewrites import called_wgmmas, without_wgmma_shapes
+from tilescale.backends.tilelang.lowering.text_rewrites import called_wgmmas, fence_own_sums, without_wgmma_shapes
 
 HEADER = "#include <tl_templates/cuda/instruction/wgmma.h>\n"
 KINDS = "tl::DataType::{a}, tl::DataType::{a}, tl::DataType::{c}"
@@ -61,7 +61,7 @@ SYNCHRONIZED = INTRIN + """#include <tl_templates/cuda/barrier.h>
 extern "C" __global__ void synchronized(uint64_t a, uint64_t b, float* out) {
   float c[8];
   for (int i = 0; i < 8; ++i) c[i] = out[i];
-  tl::warpgroup_fence_operand(c, 8);
+  tl::warpgroup_fence_operand(reinterpret_cast<float*>(c + 0), 16);
   tl::warpgroup_arrive();
   asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;}" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]),
@@ -69,7 +69,7 @@ extern "C" __global__ void synchronized(uint64_t a, uint64_t b, float* out) {
   tl::warpgroup_commit_batch();
   tl::warpgroup_wait<1>();
   tl::wait_wgmma<0>();
-  tl::warpgroup_fence_operand(c, 8);
+  tl::warpgroup_fence_operand(reinterpret_cast<float*>(c + 0), 16);
   if (tl::tl_shuffle_elect<64>()) for (int i = 0; i < 8; ++i) out[i] = c[i];
 }
 """
@@ -94,6 +94,21 @@ def test_texts_that_may_need_all_shapes_keep_their_header(other: str):
     assert without_wgmma_shapes(other) == other
 
 
+FENCE = "  float c[64];\n  tl::warpgroup_fence_operand(reinterpret_cast<{type}*>({name} + {offset}), {count});\n"
+
+
+@pytest.mark.parametrize(("offset", "count", "fenced"), [(0, 128, 64), (0, 64, 64), (32, 128, 32), (32, 16, 16)])
+def test_registers_of_the_thread_are_fenced(offset: int, count: int, fenced: int):
+    text = FENCE.format(type="float", name="c", offset=offset, count="{}")
+    assert fence_own_sums(text.format(count)) == text.format(fenced)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("uint32_t", "c"), ("float", "other")])
+def test_fences_of_other_arrays_stay(kind: str, name: str):
+    text = FENCE.format(type=kind, name=name, offset=0, count=128)
+    assert fence_own_sums(text) == text
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 def test_texts_of_several_grids_are_one_file(tmp_path: Path):
@@ -105,7 +120,11 @@ def test_texts_of_several_grids_are_one_file(tmp_path: Path):
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 @pytest.mark.parametrize(
     ("text", "rewrite"),
-    [(KERNEL.format(calls=BFLOAT16 + FLOAT8), called_wgmmas), (SYNCHRONIZED, without_wgmma_shapes)],
+    [
+        (KERNEL.format(calls=BFLOAT16 + FLOAT8), called_wgmmas),
+        (SYNCHRONIZED, without_wgmma_shapes),
+        (SYNCHRONIZED, fence_own_sums),
+    ],
 )
 def test_the_binary_is_the_same(text: str, rewrite: Callable[[str], str], tmp_path: Path):
     assert rewrite(text) != text

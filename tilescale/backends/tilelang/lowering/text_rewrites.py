@@ -98,6 +98,27 @@ def wait_for_gemms(text: str) -> str:
     return _LEAVES_SOME.sub("tl::warpgroup_wait<0>();", text)
 
 
+_FENCE = re.compile(r"(tl::warpgroup_fence_operand\(reinterpret_cast<float\*>\((\w+) \+ (\d+)\), )(\d+)(?=\);)")
+_FLOATS = re.compile(r"^ +float (\w+)\[(\d+)\];$", re.MULTILINE)
+
+
+def fence_own_sums(text: str) -> str:
+    """Order the registers that a thread has of a GEMM's sums, and no others.
+
+    Why: TileLang counts the sums of all warpgroups that share the rows of a tile. Registers beyond the array are not
+    the thread's, and the statements for them are 4 % of the work of nvcc's compiler for a GEMM.
+    """
+    sizes: dict[str, int] = {}
+    for name, size in _FLOATS.findall(text):
+        sizes[name] = max(int(size), sizes.get(name, 0))
+
+    def fenced(call: re.Match[str]) -> str:
+        begin, name, offset, count = call.groups()
+        return f"{begin}{min(int(count), sizes[name] - int(offset))}" if name in sizes else call[0]
+
+    return _FENCE.sub(fenced, text)
+
+
 _TILELANG = "#include <tl_templates/cuda/"
 _OWN = (
     "barrier.h", "cluster.h", "common.h", "copy.h", "copy_sm90.h", "cuda_bf16_fallbacks.cuh", "cuda_fp8.h", "debug.h",
