@@ -20,7 +20,7 @@ from tvm.arith import Analyzer, iter_map_simplify
 from tvm.error import InternalError
 from tvm.ir import Range
 
-from tilelang_core.ir import constant, contains, variables
+from tilelang_core.ir import constant, contains, same, variables
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.rewrite import rewritten, truncated_quotient, truncated_remainder, with_indices
 
@@ -36,24 +36,38 @@ _BINARY: Mapping[type, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 def with_kept_remainders(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if FlattenBuffer would change an index's value one that computes the same."""
     ranges = loop_ranges(func.body)
-    analyzer = analyzer_of(ranges)
+    analyzer, offsets = analyzer_of(ranges), _Offsets(ranges)
 
     def leave(node: Any) -> Any:
-        if not isinstance(node, tirx.BufferLoad | tirx.BufferStore) or not _loses_value(node, ranges):
+        if not isinstance(node, tirx.BufferLoad | tirx.BufferStore) or not offsets.change(node):
             return None
         kept = with_indices(node, [_opaque(index, analyzer, _REMAINDERS) for index in node.indices])
-        if not _loses_value(kept, ranges):
+        if not offsets.change(kept):
             return kept
         return with_indices(node, [_opaque(index, analyzer, _DIVISIONS) for index in node.indices])
 
     return rewritten(func, leave)
 
 
-def _loses_value(node: tirx.BufferLoad | tirx.BufferStore, ranges: Mapping[tirx.Var, Range]) -> bool:
-    """Whether IterMapSimplify changes the value of an access's offset, or fails on it."""
-    if not any(contains(index, _is_remainder_of_sum) for index in node.indices):
-        return False
-    offsets = list(node.buffer.offset_of(node.indices))
+class _Offsets:
+    """Offsets of accesses that were simplified: the stages of a ring are indexed alike in many statements."""
+
+    def __init__(self, ranges: Mapping[tirx.Var, Range]) -> None:
+        self._ranges, self._known = ranges, list[tuple[list[tirx.PrimExpr], bool]]()
+
+    def change(self, node: tirx.BufferLoad | tirx.BufferStore) -> bool:
+        """Whether IterMapSimplify changes the value of an access's offset, or fails on it."""
+        if not any(contains(index, _is_remainder_of_sum) for index in node.indices):
+            return False
+        offsets = list(node.buffer.offset_of(node.indices))
+        for known, changes in self._known:
+            if len(known) == len(offsets) and all(map(same, known, offsets)):
+                return changes
+        self._known.append((offsets, _loses_value(offsets, self._ranges)))
+        return self._known[-1][1]
+
+
+def _loses_value(offsets: list[tirx.PrimExpr], ranges: Mapping[tirx.Var, Range]) -> bool:
     used = {var for offset in offsets for var in variables(offset)}
     iters = {var: ranges[var] for var in used if var in ranges}
     try:

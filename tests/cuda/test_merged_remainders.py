@@ -14,6 +14,8 @@ from tvm.tirx.stmt_functor import post_order_visit, substitute
 
 import tilescale.language as T
 from tests.cuda.support import source
+from tilelang_core import merged_remainders
+from tilelang_core.ir import same
 from tilelang_core.merged_remainders import with_kept_remainders
 
 EXTENT, PARTS = 24, 5
@@ -53,6 +55,21 @@ def test_they_keep_their_values(row: int, column: int):
 def test_stock_still_gets_them_wrong():
     """When this fails, `tilelang_core/merged_remainders.py` can be removed."""
     assert offsets(storing(shifted(12, 3))) != expected(12, 3)
+
+
+def test_the_same_index_of_several_statements_is_simplified_once(monkeypatch: pytest.MonkeyPatch):
+    one, other = (storing(shifted(row, 3)).body for row in (12, 7))
+    twice = storing(shifted(12, 3)).with_body(tirx.SeqStmt([one, one, other]))
+    stock, found = merged_remainders.iter_map_simplify, list[str]()
+
+    def simplified(indices: Any, *options: Any) -> Any:
+        found.append(str(indices))
+        return stock(indices, *options)
+
+    monkeypatch.setattr(merged_remainders, "iter_map_simplify", simplified)
+    first, again, _ = with_kept_remainders(twice).body.seq
+    assert same(first, again) and not same(first, one)
+    assert len(set(found)) == len(found)
 
 
 def test_an_index_for_which_the_simplifier_divides_by_zero_keeps_its_value():
