@@ -7,6 +7,9 @@ GEMM and reduce-scatter. Analyses of integers do not look into the conversion of
 call. Before: `row = ...`, the same for all threads. Meanwhile: a call of a pure function of the same variables, within
 the bounds of the value. After, when only the code generator is left: the value.
 
+The trip count of a persistent loop is a call, too, until threads are synchronized: passes bound it at each access in
+the loop, and prove that it is positive.
+
 Applies to functions that lowering composes; plain programs keep the text of stock TileLang.
 """
 
@@ -18,15 +21,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
+from tvm.arith import Analyzer
 from tvm.tirx import stmt_functor
 
 from tilelang_core.ir import constant, contains, op_name, substitute, variables, walk
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
-from tilelang_core.rewrite import at
+from tilelang_core.rewrite import at, relooped
 from tilelang_core.stock_passes import rewriting
 
 _TYPE, _LEAST, _MOST = "int32", -(1 << 31), (1 << 31) - 1
-_CALL, _PREFIX = "tirx.call_pure_extern", "opaque_value_"
+_CALL, _NAME, _EXTENT = "tirx.call_pure_extern", "opaque_value_", "opaque_extent_"
 _BITS = {f"tirx.{name}" for name in "shift_left shift_right bitwise_and bitwise_or bitwise_xor bitwise_not".split()}
 
 
@@ -48,7 +52,8 @@ class _Value:
 def opaque_values() -> Iterator[None]:
     """Within the block stock TileLang lowers one function, whose passes do not see such expressions."""
     values = OpaqueValues()
-    with rewriting("LegalizeNegativeIndex", values.hidden), rewriting("LowerIntrin", values.shown):
+    extents = rewriting("MergeSharedMemoryAllocations", values.with_extents)
+    with rewriting("LegalizeNegativeIndex", values.hidden), extents, rewriting("LowerIntrin", values.shown):
         yield
 
 
@@ -62,25 +67,31 @@ class OpaqueValues:
         """The function with calls in place of such expressions."""
         varying, analyzer = _varying(func.body), analyzer_of(loop_ranges(func.body))
 
-        def leave(node: tirx.Bind) -> Any:
+        def leave(node: Any) -> Any:
+            if isinstance(node, tirx.For):
+                is_long = _is_trip_count(node) and not varying & variables(node.extent)
+                return relooped(node, extent=self._opaque(_EXTENT, node.extent, analyzer)) if is_long else None
             if str(node.var.dtype) != _TYPE or node.var in varying:
                 return None
             if not contains(node.value, _is_conversion):
                 analyzer.bind(node.var, node.value)
                 return None
-            bound = analyzer.const_int_bound(node.value)
-            given = tuple(sorted(variables(node.value), key=lambda var: str(var.name)))
-            self._values.append(_Value(given, node.value, max(bound.min_value, _LEAST), min(bound.max_value, _MOST)))
-            return at(tirx.Bind(node.var, self._bounded_call(len(self._values) - 1)), node)
+            return at(tirx.Bind(node.var, self._opaque(_NAME, node.value, analyzer)), node)
 
-        body = stmt_functor.ir_transform(func.body, None, leave, ["tirx.Bind"])
+        body = stmt_functor.ir_transform(func.body, None, leave, ["tirx.Bind", "tirx.For"])
         return func.with_body(body) if self._values else func
 
-    def shown(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
-        """The function with its expressions again."""
+    def with_extents(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        """The function with its trip counts again."""
+        return self._shown(func, _EXTENT)
 
+    def shown(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        """The function with its named values again."""
+        return self._shown(func, _NAME)
+
+    def _shown(self, func: tirx.PrimFunc, prefix: str) -> tirx.PrimFunc:
         def enter(node: Any) -> Any:
-            found = self._found(node)
+            found = self._found(node, prefix)
             return None if found is None else found[0].of([shown(x) for x in found[1]])
 
         def shown(expr: Any) -> Any:
@@ -91,17 +102,21 @@ class OpaqueValues:
 
         return func.with_body(within(func.body)) if self._values else func
 
-    def _bounded_call(self, number: int) -> tirx.PrimExpr:
-        """A call that stands for a value, between its bounds."""
-        value = self._values[number]
-        call = tirx.call_pure_extern(_TYPE, f"{_PREFIX}{number}", *value.variables)
+    def _opaque(self, prefix: str, expr: tirx.PrimExpr, analyzer: Analyzer) -> tirx.PrimExpr:
+        """A call that stands for an expression from now on, between its bounds."""
+        bound = analyzer.const_int_bound(expr)
+        given = tuple(sorted(variables(expr), key=lambda var: str(var.name)))
+        value = _Value(given, expr, max(bound.min_value, _LEAST), min(bound.max_value, _MOST))
+        number = len(self._values)
+        self._values.append(value)
+        call = tirx.call_pure_extern(_TYPE, f"{prefix}{number}", *value.variables)
         above = call if value.least == _LEAST else tirx.Max(call, tirx.IntImm(_TYPE, value.least))
         return above if value.most == _MOST else tirx.Min(above, tirx.IntImm(_TYPE, value.most))
 
-    def _found(self, node: Any) -> tuple[_Value, Sequence[Any]] | None:
+    def _found(self, node: Any, prefix: str) -> tuple[_Value, Sequence[Any]] | None:
         """The value, and its arguments, that a call stands for, or its bounds around a call; None for other nodes."""
         if isinstance(node, tirx.Max | tirx.Min):
-            found, limit = self._found(node.a), constant(node.b)
+            found, limit = self._found(node.a, prefix), constant(node.b)
             if found is None or limit is None:
                 return None
             holds = limit <= found[0].least if isinstance(node, tirx.Max) else limit >= found[0].most
@@ -109,7 +124,7 @@ class OpaqueValues:
         if not isinstance(node, tirx.Call) or op_name(node) != _CALL:
             return None
         name = str(node.args[0].value)
-        return (self._values[int(name.removeprefix(_PREFIX))], node.args[1:]) if name.startswith(_PREFIX) else None
+        return (self._values[int(name.removeprefix(prefix))], node.args[1:]) if name.startswith(prefix) else None
 
 
 def _typed(given: Any, var: tirx.Var) -> Any:
@@ -139,6 +154,16 @@ def _varying(body: tirx.Stmt) -> set[tirx.Var]:
 def _is_conversion(node: Any) -> bool:
     """Whether a node converts a number in floating point to an integer."""
     return isinstance(node, tirx.Cast) and str(node.value.dtype).startswith("float") and str(node.dtype) == _TYPE
+
+
+def _is_trip_count(loop: tirx.For) -> bool:
+    """Whether a block's number of tiles bounds a loop without stages: truncated quotients of what may be negative."""
+    return (
+        loop.kind == tirx.ForKind.SERIAL
+        and "num_stages" not in loop.annotations
+        and str(loop.extent.dtype) == _TYPE
+        and contains(loop.extent, lambda node: isinstance(node, tirx.Div | tirx.Mod))
+    )
 
 
 def _is_other(node: Any) -> bool:

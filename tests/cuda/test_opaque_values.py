@@ -95,6 +95,52 @@ def test_narrower_bounds_of_a_pass_stay():
     assert same(values.shown(hidden.with_body(value)).body.value, tirx.Min(long(TURN), tirx.IntImm("int32", 3)))
 
 
+COUNT = tirx.truncdiv(ROWS * 4 - TURN, 132)
+
+
+def looping(extent: Any, kind: int = tirx.ForKind.SERIAL, **annotations: Any) -> tirx.PrimFunc:
+    """A loop in a block of 128 threads."""
+    index = tirx.Var("index", extent.dtype)
+    body = tirx.BufferStore(OUT, tirx.IntImm("int32", 1), [index])
+    loop = tirx.For(index, tirx.IntImm(extent.dtype, 0), extent, kind, body, annotations=annotations)
+    threads = tirx.IterVar((0, 128), THREAD, tirx.IterVar.ThreadIndex, "threadIdx.x")
+    return tirx.PrimFunc([ROWS, TURN], tirx.AttrStmt(threads, "thread_extent", 128, loop))
+
+
+def test_a_trip_count_is_a_call_until_threads_are_synchronized():
+    values, func = OpaqueValues(), looping(COUNT)
+    hidden = values.hidden(func)
+    assert contains(hidden.body, is_call) and not contains(hidden.body, lambda node: isinstance(node, tirx.Div))
+    assert same(values.shown(hidden).body, hidden.body)
+    assert same(values.with_extents(hidden).body, func.body)
+
+
+def test_a_trip_count_of_a_hidden_value_is_shown_with_its_call():
+    values, name = OpaqueValues(), tirx.Var("name", "int32")
+    count = tirx.truncdiv(name - ROWS, 132)
+    hidden = values.hidden(looping(count).with_body(sequence([tirx.Bind(name, long(TURN)), looping(count).body])))
+    (value,) = (bind.value for bind in instances(hidden.body, tirx.Bind))
+    inlined = hidden.with_body(substitute(hidden.body.seq[1], {name: value}))
+    (loop,) = instances(values.with_extents(inlined).body, tirx.For)
+    assert same(loop.extent, tirx.truncdiv(value - ROWS, 132))
+
+
+@pytest.mark.parametrize(
+    "func",
+    [
+        looping(tirx.IntImm("int32", 8)),
+        looping((ROWS + 131) // 132),
+        looping(tirx.truncdiv(ROWS - THREAD, 132)),
+        looping(COUNT, tirx.ForKind.UNROLLED),
+        looping(COUNT, num_stages=3),
+        looping(tirx.Cast("int64", COUNT)),
+    ],
+    ids=["constant", "of positive numbers", "of a thread", "unrolled", "pipelined", "wide"],
+)
+def test_other_trip_counts_stay(func: tirx.PrimFunc):
+    assert OpaqueValues().hidden(func).same_as(func)
+
+
 def texts(program: Any) -> list[str]:
     target = target_for(Machine.load("h200-sxm-8"))
     return [compile.generate(kernel.func, target).text for kernel in lowered(program).kernels]
@@ -117,6 +163,22 @@ def test_passes_do_not_see_expressions_that_texts_have(monkeypatch: pytest.Monke
 
 def is_opaque(node: Any) -> bool:
     return is_call(node) and "opaque_value" in str(node.args[:1])
+
+
+def test_the_text_of_a_persistent_loop_is_the_same(monkeypatch: pytest.MonkeyPatch):
+    seen: list[bool] = []
+    shown = OpaqueValues.with_extents
+
+    def noted(own: OpaqueValues, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        seen.append(contains(func.body, lambda node: is_call(node) and "opaque_extent" in str(node.args[:1])))
+        return shown(own, func)
+
+    monkeypatch.setattr(OpaqueValues, "with_extents", noted)
+    monkeypatch.setattr(compile, "_generated", LruCache(1))
+    own = texts(gemm_rs.program(2, OF, 132))
+    monkeypatch.setattr(opaque_values, "_is_trip_count", lambda loop: False)
+    monkeypatch.setattr(compile, "_generated", LruCache(1))
+    assert any(seen) and own == texts(gemm_rs.program(2, OF, 132))
 
 
 def test_the_texts_of_a_gather_are_the_same(monkeypatch: pytest.MonkeyPatch):
