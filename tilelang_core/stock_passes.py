@@ -19,33 +19,30 @@ Apply: TypeAlias = Callable[[tirx.PrimFunc], tirx.PrimFunc]
 @contextlib.contextmanager
 def rewriting(name: str, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc], *, after: bool = False) -> Iterator[None]:
     """Within the block, stock's pass of this name gets functions rewritten, or what it made is, if `after`."""
-    stock = getattr(tilelang.transform, name)
     own = prim_func_pass(lambda func, module, context: rewrite(func), opt_level=0, name=f"{name}'s rewrite")
-
-    def passes(**options: Any) -> Sequential:
-        return Sequential([stock(**options), own] if after else [own, stock(**options)])
-
-    setattr(tilelang.transform, name, passes)
-    try:
+    with _replaced(name, lambda stock: Sequential([stock, own] if after else [own, stock])):
         yield
-    finally:
-        setattr(tilelang.transform, name, stock)
 
 
 @contextlib.contextmanager
 def around(name: str, run: Callable[[tirx.PrimFunc, Apply], tirx.PrimFunc]) -> Iterator[None]:
     """Within the block, stock's pass of this name is `run`, which gets a function, and what applies the pass to one."""
-    stock = getattr(tilelang.transform, name)
 
-    def passes(*args: Any, **options: Any) -> Any:
-        given = stock(*args, **options)
-
+    def made(stock: Any) -> Any:
         def apply(func: tirx.PrimFunc) -> tirx.PrimFunc:
-            return given(tvm.IRModule({"main": func}))["main"]
+            return stock(tvm.IRModule({"main": func}))["main"]
 
         return prim_func_pass(lambda func, module, context: run(func, apply), opt_level=0, name=f"around {name}")
 
-    setattr(tilelang.transform, name, passes)
+    with _replaced(name, made):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(name: str, made: Callable[[Any], Any]) -> Iterator[None]:
+    """Within the block, stock's pass of this name is what `made` returns for it."""
+    stock = getattr(tilelang.transform, name)
+    setattr(tilelang.transform, name, lambda *args, **options: made(stock(*args, **options)))
     try:
         yield
     finally:
