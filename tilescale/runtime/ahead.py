@@ -214,7 +214,8 @@ def noted(kernel: Kernel, args: Sequence[Any]) -> bool:
 
 
 def compile_others(kernels: Sequence[Kernel]) -> None:
-    """Collective over the job: compile the kernels of programs that are not their grids: barriers of ranks, messages.
+    """Compile the kernels of programs that are not their grids: barriers of ranks, messages. Collective over the ranks
+    that call the programs; those of a node share the compilations.
 
     Raises as `BoundProgram.compilations`.
     """

@@ -51,9 +51,13 @@ def begin(
 
 def are_compiled(listing: Path | None) -> bool:
     """Whether the caches have all kernels of a `begin` with this listing, in an earlier process."""
-    if listing is None or not listing.exists():
+    if listing is None:
         return False
-    return all((listing.parent / name).exists() for name in listing.read_text(encoding="utf-8").split())
+    try:
+        names = listing.read_text(encoding="utf-8").split()
+    except OSError:  # there is none, or another process has removed it
+        return False
+    return all((listing.parent / name).exists() for name in names)
 
 
 def taken() -> NeededKernels:

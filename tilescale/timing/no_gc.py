@@ -33,23 +33,25 @@ def long_lived() -> Iterator[None]:
     The next full collection leaves out all objects that there are at the end of the block; later ones do not. In a
     process with a model, looking at all of them takes half a second, in the first step after the block.
     """
+    global _has_frozen
     with no_cyclic_collection():
         try:
             yield
         finally:
-            if _frozen or gc.get_freeze_count() < _OF_PYTHON:  # else the user has frozen objects, which must stay so
+            if _has_frozen or gc.get_freeze_count() < _OF_PYTHON:  # else a user has frozen objects, which stay so
                 gc.freeze()
-                _frozen.append(True)
+                _has_frozen = True
                 if _unfreeze not in gc.callbacks:
                     gc.callbacks.append(_unfreeze)
 
 
-_frozen: list[bool] = []
-"""Empty unless `long_lived` has frozen objects since the last full collection."""
+_has_frozen = False
+"""Whether `long_lived` has frozen objects since the last full collection."""
 
 
 def _unfreeze(phase: str, info: Mapping[str, int]) -> None:
     """Let collections after a full one look at all objects again."""
-    if _frozen and phase == "stop" and info["generation"] == 2:
-        _frozen.clear()
+    global _has_frozen
+    if _has_frozen and phase == "stop" and info["generation"] == 2:
+        _has_frozen = False
         gc.unfreeze()

@@ -36,7 +36,7 @@ MOST = 4096
 """Maximum number of files; beyond it, the more recently written half is kept."""
 
 DONE = ".done"
-"""Ending of files without content: all kernels of some work are in the caches."""
+"""Ending of files that say that all kernels of some work are in the caches."""
 
 _PACKAGES = ("tilescale", "tilelang_core")
 
