@@ -46,7 +46,7 @@ class Entrance:
         self.serves: Callable[[socket.socket], None] | None = lambda connection: self.heard.append(connection.recv(99))
         self.admission = Admission(self.listener, KEY, JOB, SIZE, self._join, "admits")
 
-    def _join(self, connection: socket.socket, member: int) -> Callable[[], None] | None:
+    def _join(self, connection: socket.socket, member: int, process: str) -> Callable[[], None] | None:
         self.joined[member] = connection
         serves = self.serves
         return serves and (lambda: serves(connection))
@@ -62,7 +62,7 @@ class Entrance:
         """A connection that proves to be a member's, and the verdict."""
         hello = Hello(KEY, member)
         connection = self.knock(hello.message)
-        proof, job = hello.prove(connection.recv(CHALLENGE_BYTES, socket.MSG_WAITALL))
+        proof, job, _ = hello.prove(connection.recv(CHALLENGE_BYTES, socket.MSG_WAITALL))
         assert job == JOB
         connection.sendall(proof if key is KEY else b"x" * len(proof))
         return connection, answer(connection)
@@ -169,7 +169,7 @@ def test_a_message_may_come_in_parts(entrance: Entrance) -> None:
     connection = entrance.knock(hello.message[:7])
     assert is_open(connection)
     connection.sendall(hello.message[7:])
-    proof, _ = hello.prove(connection.recv(CHALLENGE_BYTES, socket.MSG_WAITALL))
+    proof, *_ = hello.prove(connection.recv(CHALLENGE_BYTES, socket.MSG_WAITALL))
     connection.sendall(proof[:5])
     assert is_open(connection)
     connection.sendall(proof[5:] + b"news")

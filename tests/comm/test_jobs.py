@@ -46,8 +46,13 @@ def test_death_of_rank_0_takes_its_store_along(run_job, when: str) -> None:
     done = run_job("tilescale run", 3, "failures.py", when, "0")
     assert done.code == 128 + 9, "the others let it go first"
     assert "called from" not in done.output, "what follows from it is a line each"
-    assert len(re.findall(r"RankFailedError: rank 0 .*disappeared", done.output)) == 2, done.output
+    assert len(re.findall(r"RankFailedError: rank 0 \(pid \d+ on \S+\) disappeared", done.output)) == 2, done.output
     assert "c10d" not in done.output  # torch's own pages of C++ frames
+
+
+def test_a_rank_has_a_name_before_it_comes_to_the_first_call(run_job) -> None:
+    done = run_job("tilescale run", 2, "failures.py", "kill in init", "1")
+    assert re.search(rf"RankFailedError: {KILLED[2]}.*rank 0 waits in init\(\)", done.output), done.output
 
 
 def test_busy_ranks_are_ended(run_job) -> None:

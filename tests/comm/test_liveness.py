@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tilescale.comm import admission
 from tilescale.comm.liveness import LivenessConnection
 from tilescale.comm.liveness_server import LivenessServer
+from tilescale.comm.trust import handshake
 from tilescale.comm.trust.handshake import CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES, Answer, Hello, new_nonce
 from tilescale.comm.trust.key import JobKey
 from tilescale.errors import ForgedMessageError, LaunchError
@@ -33,11 +34,12 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 class Door:
-    """A server, and the ranks that it found to be gone."""
+    """A server, the processes of ranks that have joined, and the ranks that it found to be gone."""
 
     def __init__(self) -> None:
+        self.processes: dict[int, str] = {}
         self.gone: list[int] = []
-        self.server = LivenessServer("127.0.0.1", KEY, JOB, SIZE, self.gone.append)
+        self.server = LivenessServer("127.0.0.1", KEY, JOB, SIZE, self.processes.__setitem__, self.gone.append)
         self.address = ("127.0.0.1", self.server.port)
 
     def join(self, rank: int, key: JobKey = KEY) -> LivenessConnection:
@@ -65,7 +67,7 @@ def test_a_rank_is_held_until_its_end_is_reported() -> None:
         may_end.wait(10)
         held.append(server.holding())
 
-    server = LivenessServer("127.0.0.1", KEY, JOB, SIZE, report)
+    server = LivenessServer("127.0.0.1", KEY, JOB, SIZE, lambda *_: None, report)
     rank = LivenessConnection(("127.0.0.1", server.port), KEY, 5, 10.0)
     assert eventually(lambda: server.holding() == {5})
     rank.close()
@@ -83,7 +85,7 @@ def test_an_end_is_reported_to_the_next_group_too() -> None:
         reported.set()
         may_end.wait(10)
 
-    server = LivenessServer("127.0.0.1", KEY, JOB, SIZE, report)
+    server = LivenessServer("127.0.0.1", KEY, JOB, SIZE, lambda *_: None, report)
     rank = LivenessConnection(("127.0.0.1", server.port), KEY, 5, 10.0)
     assert eventually(lambda: server.holding() == {5})
     rank.close()
@@ -101,6 +103,15 @@ def test_ranks_join_and_are_missed(door: Door) -> None:
     assert eventually(lambda: door.gone == [3]) and eventually(lambda: door.server.holding() == {2})
     door.server.close()
     assert eventually(first.cut)
+
+
+@pytest.mark.parametrize(("process", "known"), [("pid 7 on node", "pid 7 on node"), ("n" * 99, "n" * 80)])
+def test_both_sides_name_their_processes(door: Door, monkeypatch, process: str, known: str) -> None:
+    monkeypatch.setattr(handshake, "this_process", lambda: process)
+    rank = door.join(1)
+    rank.close()
+    assert rank.root_process == known
+    assert eventually(lambda: door.gone == [1]) and door.processes == {1: known}
 
 
 def test_one_connection_a_rank(door: Door) -> None:
@@ -134,7 +145,7 @@ def test_a_recorded_proof_is_of_no_use_again() -> None:
     hello = Hello(KEY, 1)
     first, second = (Answer.to(hello.message, KEY, JOB, SIZE) for _ in range(2))
     assert first is not None and second is not None
-    proof, job = hello.prove(first.challenge)
+    proof, job, _ = hello.prove(first.challenge)
     assert first.proven_by(proof) and not second.proven_by(proof) and job == JOB
     with pytest.raises(ForgedMessageError):
         Hello(KEY, 1).prove(first.challenge)  # a challenge that was recorded
@@ -142,7 +153,7 @@ def test_a_recorded_proof_is_of_no_use_again() -> None:
 
 @given(st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES))
 def test_any_bytes_for_a_hello(message: bytes) -> None:
-    known = message[:4] == b"TSJ1" and 0 < struct.unpack_from("!I", message, 4)[0] < SIZE
+    known = message[:4] == b"TSJ2" and 0 < struct.unpack_from("!I", message, 4)[0] < SIZE
     assert (Answer.to(message, KEY, JOB, SIZE) is not None) == known
 
 

@@ -19,7 +19,7 @@ from tilescale.comm.local_job import LocalJob
 from tilescale.comm.nodes import PORT, JobEnded, LauncherRendezvous, NodeFailure, OtherNodes, join, rendezvous_of
 from tilescale.comm.nodes.channel import NodeChannel
 from tilescale.comm.rank_process import NodePlacement
-from tilescale.comm.trust.handshake import Hello
+from tilescale.comm.trust.handshake import Hello, this_process
 from tilescale.comm.trust.key import KEY, NO_KEY, JobKey
 from tilescale.errors import ForgedMessageError, LaunchError, UsageError
 
@@ -82,7 +82,7 @@ def test_a_node_that_vanishes_fails_the_job() -> None:
     nodes[1].close()
     for other in (0, 2):
         found = nodes[other].news.get(timeout=GUARD_S)
-        assert found.code == 69 and found.text.startswith("node 1 is gone")
+        assert found.code == 69 and found.text.startswith(f"node 1 is gone (launcher: {this_process()}): ")
 
 
 def test_the_same_place_serves_again() -> None:
@@ -105,7 +105,7 @@ def test_the_same_place_serves_again() -> None:
 def test_node_0_that_vanishes_fails_the_job() -> None:
     nodes = met(1, 1)
     nodes[0].close()
-    assert nodes[1].news.get(timeout=GUARD_S).text.startswith("node 0 is gone")
+    assert nodes[1].news.get(timeout=GUARD_S).text.startswith(f"node 0 is gone (launcher: {this_process()}): ")
 
 
 def waiting(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -194,7 +194,7 @@ def test_messages_are_signed_numbered_and_short() -> None:
     key = JobKey.from_text(TEXT)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sent, received = NodeChannel(ours, key, 0, 1), NodeChannel(theirs, key, 1, 0)
+        sent, received = NodeChannel(ours, key, 0, 1, "other"), NodeChannel(theirs, key, 1, 0, "other")
         sent.send(text="one")
         assert received.receive() == {"text": "one"}
         sent.send(text="two")

@@ -2,7 +2,7 @@
 """Admission to a job: one thread that admits ranks that prove knowledge of the key, and blocks on none.
 
 Any process that reaches the port can connect. Connections that have not proven yet that they belong to the job are few,
-short-lived, and hold a hundred bytes each; where more come, the oldest goes.
+short-lived, and hold a few hundred bytes each; where more come, the oldest goes.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class Admission:
         key: JobKey,
         job: bytes,
         size: int,
-        joined: Callable[[socket.socket, int], Callable[[], None] | None],
+        joined: Callable[[socket.socket, int, str], Callable[[], None] | None],
         name: str,
     ):
         """Admit members on a listening socket. The socket is handled from `start` on, in a thread called `name`.
 
         Args:
             job: the nonce of the job.
-            joined: called in the thread with a connection, which does not block, and the member that it has proven to
-                be. Returns the handler for readable data, or None for a connection that is handled elsewhere from now
-                on.
+            joined: called in the thread with a connection, which does not block, the member that it has proven to be,
+                and the process of this member. Returns the handler for readable data, or None for a connection that is
+                handled elsewhere from now on.
         """
         self._key, self._job, self._size, self._joined = key, job, size, joined
         self._members: set[int] = set()
@@ -152,14 +152,14 @@ class Admission:
             connection.sendall(JOINED_BEFORE)
             self._refuse(connection)
         else:
-            self._admit(connection, state.answer.rank)
+            self._admit(connection, state.answer)
 
-    def _admit(self, connection: socket.socket, member: int) -> None:
+    def _admit(self, connection: socket.socket, member: Answer) -> None:
         keep_alive(connection)
         connection.sendall(WELCOME)
         del self._unproven[connection]
-        self._members.add(member)
-        served = self._joined(connection, member)
+        self._members.add(member.rank)
+        served = self._joined(connection, member.rank, member.process)
         if served is None:
             self._selector.unregister(connection)
         else:

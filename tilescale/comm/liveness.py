@@ -20,7 +20,12 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class LivenessConnection:
-    """A rank's end: open as long as this rank and rank 0 live. `job`: the nonce that rank 0 drew for the job."""
+    """A rank's end: open as long as this rank and rank 0 live.
+
+    Attributes:
+        job: the nonce that rank 0 drew for the job.
+        root_process: the process of rank 0.
+    """
 
     def __init__(self, address: tuple[str, int], key: JobKey, rank: int, timeout_s: float):
         """Connect to rank 0's `LivenessServer`.
@@ -30,7 +35,7 @@ class LivenessConnection:
         """
         self._connection = socket.create_connection(address, timeout=timeout_s)
         try:
-            self.job = join(self._connection, Hello(key, rank), _joined_before(rank))
+            self.job, self.root_process = join(self._connection, Hello(key, rank), _joined_before(rank))
         except BaseException:
             self._connection.close()
             raise
@@ -47,20 +52,21 @@ class LivenessConnection:
         self._connection.close()
 
 
-def join(connection: socket.socket, hello: Hello, joined_before: LaunchError) -> bytes:
-    """Prove to the other side that this one knows the job's key; returns the nonce that the other side drew.
+def join(connection: socket.socket, hello: Hello, joined_before: LaunchError) -> tuple[bytes, str]:
+    """Prove to the other side that this one knows the job's key; returns the nonce that the other side drew, and its
+    process.
 
     Raises ForgedMessageError if the other side does not know the key, and `joined_before` if it says so.
     """
     connection.sendall(hello.message)
-    proof, job = hello.prove(receive(connection, CHALLENGE_BYTES))
+    proof, job, process = hello.prove(receive(connection, CHALLENGE_BYTES))
     connection.sendall(proof)
     verdict = receive(connection, len(WELCOME))
     if verdict == JOINED_BEFORE:
         raise joined_before
     if verdict != WELCOME:
         raise ForgedMessageError("authentication failed: the other side does not know the key of this job")
-    return job
+    return job, process
 
 
 def _joined_before(rank: int) -> LaunchError:

@@ -13,11 +13,20 @@ from tilescale.comm.trust.key import JobKey
 
 
 class LivenessServer:
-    """Calls `on_cut(rank)`, in its thread, when a rank's end is closed, by `close` or by its death. `port`: where it
-    listens."""
+    """Calls `on_join(rank, process)`, in its thread, when a rank has joined, and `on_cut(rank)` when this rank's end is
+    closed, by `close` or by its death. `port`: where it listens."""
 
-    def __init__(self, host: str, key: JobKey, job: bytes, size: int, on_cut: Callable[[int], None]):
+    def __init__(
+        self,
+        host: str,
+        key: JobKey,
+        job: bytes,
+        size: int,
+        on_join: Callable[[int, str], None],
+        on_cut: Callable[[int], None],
+    ):
         """Listen at the address `host` alone, for the ranks of the job with this nonce. Raises OSError."""
+        self._on_join = on_join
         self._on_cut, self._lock = on_cut, threading.Lock()
         self._ranks: dict[socket.socket, int] = {}
         listener = _listen(host)
@@ -41,7 +50,8 @@ class LivenessServer:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
 
-    def _joined(self, connection: socket.socket, rank: int) -> Callable[[], None]:
+    def _joined(self, connection: socket.socket, rank: int, process: str) -> Callable[[], None]:
+        self._on_join(rank, process)
         self._ranks[connection] = rank
 
         def cut() -> None:  # a rank sends nothing, so there is something to read only at the end

@@ -12,7 +12,7 @@ from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
 from tilescale.comm.trust import key_exchange
-from tilescale.comm.trust.handshake import new_nonce
+from tilescale.comm.trust.handshake import new_nonce, this_process
 from tilescale.comm.trust.key_exchange import KeyServer
 from tilescale.comm.trust.records import seal, unseal_one
 from tilescale.errors import ForgedMessageError, LaunchError, RankFailedError
@@ -50,8 +50,9 @@ def _open_at_root(joined: Joined, client: StoreClient, timeout_s: float) -> Sess
         client.set(_WHERE_KEY, keys.name.encode())
     nonce = new_nonce()
     session = Session(Transport(client, key.of_job(nonce), 0), 0, joined.size, timeout_s)
+    session.introduce(0, this_process())
     try:
-        session.server = LivenessServer(joined.host, key, nonce, joined.size, session.rank_gone)
+        session.server = LivenessServer(joined.host, key, nonce, joined.size, session.introduce, session.rank_gone)
     except OSError as error:
         raise LaunchError(
             f"rank 0 cannot listen at {joined.host}: {error.strerror or error}",
@@ -71,7 +72,10 @@ def _open_elsewhere(joined: Joined, client: StoreClient, timeout_s: float) -> Se
     if joined.store_at_root:
         client.root_cut = liveness.cut
     transport = Transport(client, key.of_job(liveness.job), joined.rank)
-    return Session(transport, joined.rank, joined.size, timeout_s, liveness)
+    session = Session(transport, joined.rank, joined.size, timeout_s, liveness)
+    session.introduce(0, liveness.root_process)
+    session.introduce(joined.rank, this_process())
+    return session
 
 
 def _check_same_job(joined: Joined, size: int, job: str) -> None:

@@ -209,10 +209,15 @@ class Session:
                 self.failure_log.failed(rank, self._died(rank))
             self.failure_log.gone(rank)
 
-    def introduce(self, names: list[str]) -> None:
-        """Set `names`, once the ranks have exchanged them."""
-        self.names = names
-        self.transport.client.root_name = names[0]
+    def introduce(self, rank: int, process: str) -> None:
+        """Name a rank by its process, as soon as this is known."""
+        self.rename(rank, f"rank {rank} ({process})")
+
+    def rename(self, rank: int, name: str) -> None:
+        """Set the name of a rank."""
+        self.names[rank] = name
+        if rank == 0:
+            self.transport.client.root_name = name
 
     def close(self) -> None:
         """Close this rank's connections: no request or message follows."""

@@ -66,7 +66,8 @@ def _successor(session: Session, members: tuple[int, ...]) -> Session:
     numbers = {old: new for new, old in enumerate(members)}
     transport = session.transport.successor(_NEXT, numbers[session.rank])
     made = Session(transport, numbers[session.rank], len(members), session.timeout_s, session.liveness)
-    made.introduce([_renamed(session.names[old], new, old) for old, new in numbers.items()])
+    for old, new in numbers.items():
+        made.rename(new, _renamed(session.names[old], new, old))
     session.successor = made
     if session.server is not None:
         made.server = session.server

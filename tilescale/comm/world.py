@@ -6,7 +6,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import socket
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tilescale.comm.launchers import Joined, join
 from tilescale.comm.open_session import open_session
 from tilescale.comm.survivors import go_on
 from tilescale.comm.team import Team
+from tilescale.comm.trust.handshake import this_process
 from tilescale.errors import RankMismatchError, UsageError, check_type
 from tilescale.settings import settings
 
@@ -195,11 +195,11 @@ def _enter(joined: Joined, timeout_s: float) -> World:
     ranks = tuple(range(joined.size))
     everyone = Team(ranks=ranks, rank=joined.rank, _session=session)
     shutdown.install(session, joined.abort)
-    name = f"rank {joined.rank} (pid {os.getpid()} on {socket.gethostname()})"
-    facts = everyone._all_gather(CollectiveCall.here("init"), (joined.node, name, _versions()))
-    session.introduce([name for _, name, _ in facts])
-    nodes = [node for node, _, _ in facts]
-    _check_versions({name: versions for _, name, versions in facts})
+    facts = everyone._all_gather(CollectiveCall.here("init"), (joined.node, this_process(), _versions()))
+    nodes, processes, versions = zip(*facts, strict=True)
+    for rank, process in enumerate(processes):
+        session.introduce(rank, process)
+    _check_versions(dict(zip(session.names, versions, strict=True)))
     return World(
         ranks=ranks,
         rank=joined.rank,

@@ -14,7 +14,8 @@ if what == "early" and os.environ["RANK"] == str(culprit):
 
 
 def dies_when_all_are_connected(team: Team, *_: object) -> None:
-    while len(team._session.server.holding()) < team.size - 1:
+    server = team._session.server  # that of rank 0; another rank is connected before its session begins
+    while server is not None and len(server.holding()) < team.size - 1:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -23,9 +23,10 @@ _LONGEST = 1 << 16
 
 
 class NodeChannel:
-    """Messages between node `here` and node `there`."""
+    """Messages between node `here` and node `there`, whose launcher is `process`."""
 
-    def __init__(self, connection: socket.socket, key: JobKey, here: int, there: int):
+    def __init__(self, connection: socket.socket, key: JobKey, here: int, there: int, process: str):
+        self.process = process
         self._connection, self._key = connection, key
         self._here, self._there = here, there
         self._sent = self._received = 0

@@ -70,10 +70,10 @@ class Hub:
                     "see whether the node reaches this port",
                 )
 
-    def _joined(self, connection: socket.socket, node: int) -> None:
+    def _joined(self, connection: socket.socket, node: int, process: str) -> None:
         connection.setblocking(True)
         with self._changed:
-            self._lines[node] = NodeChannel(connection, self._key.of_job(self._job), 0, node)
+            self._lines[node] = NodeChannel(connection, self._key.of_job(self._job), 0, node, process)
             self._connections.append(connection)
         threading.Thread(target=self._serve, args=(connection, node), daemon=True).start()
 
@@ -82,7 +82,8 @@ class Hub:
             try:
                 self._listen_to(connection, node)
             except (OSError, ForgedMessageError) as error:
-                self._finish(NodeFailure(GONE, f"node {node} is gone: {error}"), origin=node)
+                text = f"node {node} is gone (launcher: {self._lines[node].process}): {error}"
+                self._finish(NodeFailure(GONE, text), origin=node)
 
     def _listen_to(self, connection: socket.socket, node: int) -> None:
         line, nodes = self._lines[node], self._rendezvous.nodes

@@ -63,7 +63,7 @@ class Spoke:
         try:
             message = self._line.receive()
         except (OSError, ForgedMessageError) as error:
-            self.news.put(NodeFailure(GONE, f"node 0 is gone: {error}"))
+            self.news.put(NodeFailure(GONE, f"node 0 is gone (launcher: {self._line.process}): {error}"))
             return
         self.news.put(NodeFailure(int(message["code"]), str(message["text"])) if message else JobEnded())
 
@@ -104,5 +104,5 @@ def _proven(connection: socket.socket, rendezvous: LauncherRendezvous) -> NodeCh
         f"node {rendezvous.node} of this job has joined before",
         hint="give each node its own --node-rank, from 0 to one less than --nnodes",
     )
-    job = join(connection, Hello(key, rendezvous.node), joined_before)
-    return NodeChannel(connection, key.of_job(job), rendezvous.node, 0)
+    job, process = join(connection, Hello(key, rendezvous.node), joined_before)
+    return NodeChannel(connection, key.of_job(job), rendezvous.node, 0, process)
