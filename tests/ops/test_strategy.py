@@ -37,7 +37,7 @@ def job(
     collective: str, m: int, n: int, k: int, *, gated: bool = False, dtype: torch.dtype = torch.bfloat16
 ) -> CollectiveGemm:
     return CollectiveGemm(
-        collective, m // 2, (n // 2, n // 2) if gated else (n,), k, dtype, gated, 2.5 if gated else 0.0
+        collective, -(-m // 2), (n // 2, n // 2) if gated else (n,), k, dtype, gated, 2.5 if gated else 0.0
     )
 
 
@@ -128,6 +128,60 @@ def test_few_rows_and_their_sum_are_one_launch(shape: tuple[int, int, int], us: 
         assert strategy.one_launch(machine, few, 2) * 1e6 == pytest.approx(us, rel=0.15)
         assert not strategy.takes_one_launch(job("allreduce", 34, *shape[1:]), TWO)
         assert not strategy.takes_one_launch(job("reduce_scatter", *shape), TWO)
+
+
+BF16, FLOAT8 = torch.bfloat16, torch.float8_e4m3fn
+
+SUMMED = [
+    (BF16, (35, 4096, 2048), 9.8, 12.3), (BF16, (59, 5376, 10752), 39.6, 36.1), (BF16, (64, 8192, 3584), 24.6, 23.5),
+    (BF16, (77, 5376, 10752), 42.0, 65.9), (BF16, (97, 5120, 2560), 16.8, 18.7), (BF16, (100, 4096, 6144), 22.5, 29.6),
+    (BF16, (127, 3584, 2048), 12.4, 13.9), (BF16, (128, 8192, 3584), 29.4, 28.8), (BF16, (200, 4096, 2048), 18.3, 21.0),
+    (BF16, (300, 4096, 6144), 38.2, 46.1), (BF16, (415, 3584, 2048), 24.5, 28.2), (BF16, (600, 5120, 2560), 48.4, 49.2),
+    (BF16, (766, 3584, 2048), 39.2, 42.1), (FLOAT8, (49, 4096, 6144), 21.5, 13.7),
+    (FLOAT8, (72, 8192, 4096), 19.8, 24.1), (FLOAT8, (76, 5120, 2048), 13.7, 14.1),
+    (FLOAT8, (108, 5120, 8960), 31.6, 25.8), (FLOAT8, (223, 8192, 4096), 29.7, 31.6),
+    (FLOAT8, (269, 5120, 2048), 21.8, 25.2), (FLOAT8, (512, 8192, 4096), 56.5, 52.3),
+]  # fmt: skip
+"""Type, rows, N, K, and microseconds in CUDA graphs of two H200: in order, and overlapped in one launch."""
+
+SLOWER_SUMS = {
+    (59, False): "estimates differ by 1 %, times by 10 %",
+    (59, True): "the same, above the limit of the host",
+    (415, True): "overlapped estimated at 33 us, measured at 28; in order 30",
+}
+"""Rows whose slower strategy is taken, by whether calls are eager."""
+
+
+def summed() -> list[Any]:
+    """The rows of `SUMMED`, each in captured calls and in eager ones."""
+    return [
+        pytest.param(
+            *row, eager, id=f"{row[1][0]}-{'eager' if eager else 'captured'}",
+            marks=[pytest.mark.xfail(strict=True, reason=reason)] if reason else [],
+        )
+        for row in SUMMED for eager in (False, True) for reason in [SLOWER_SUMS.get((row[1][0], eager))]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "shape", "in_order", "overlapped", "is_eager"), summed())
+def test_eager_calls_take_what_is_faster_with_the_host_and_captured_ones_without_it(
+    dtype: torch.dtype, shape: tuple[int, int, int], in_order: float, overlapped: float, is_eager: bool
+):
+    """Within 3 %."""
+    if is_eager:
+        in_order = max(in_order, strategy.TWO_LAUNCHES * 1e6)
+    with use_machine(Machine.load("h200-sxm-8")):
+        is_overlapped = strategy.is_overlapped(job("allreduce", *shape, dtype=dtype), TWO, is_eager)
+    assert (overlapped if is_overlapped else in_order) <= 1.03 * min(in_order, overlapped)
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_a_call_is_eager_as_the_back_end_says(is_eager: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(strategy, "device_services", lambda: SimpleNamespace(is_eager=lambda: is_eager))
+    with use_machine(Machine.load("h200-sxm-8")):
+        assert strategy.overlaps(job("allreduce", 64, 4096, 2048), TWO) == is_eager
+        for collective in ("all_gather", "reduce_scatter"):
+            assert not strategy.overlaps(job(collective, 64, 4096, 2048), TWO), "copies of a queue begin late"
 
 
 def test_few_rows_take_as_long_as_their_weights_where_these_stay_in_the_cache():
