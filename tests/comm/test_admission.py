@@ -18,7 +18,7 @@ from tilescale.comm.trust.handshake import CHALLENGE_BYTES, HELLO_BYTES, JOINED_
 from tilescale.comm.trust.key import JobKey
 
 KEY, OTHER, JOB, SIZE = JobKey(b"ours"), JobKey(b"other"), new_nonce(), 4
-SOON_S = 3.0
+SOON_S = 30.0
 
 
 class Listener(socket.socket):
@@ -73,6 +73,12 @@ class Entrance:
         closing.start()
         closing.join(SOON_S)
         assert not closing.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection is refused for its time while a test waits for another reason."""
+    monkeypatch.setattr(admission, "_PROVE_WITHIN_S", 10 * SOON_S)
 
 
 @pytest.fixture
@@ -229,19 +235,20 @@ def test_an_idle_thread_does_not_poll(entrance: Entrance, monkeypatch: pytest.Mo
 
 
 def test_the_end_waits_for_the_thread_and_drops_unproven_connections() -> None:
-    entrance, ended = Entrance(), threading.Event()
+    entrance, began, ended = Entrance(), threading.Event(), threading.Event()
 
     def serves(connection: socket.socket) -> None:
         connection.recv(99)
+        began.set()
         time.sleep(0.3)
         ended.set()
 
     entrance.serves = serves
     entrance.admission.start()
     (member, _), silent = entrance.enter(1), entrance.knock()
-    time.sleep(0.1)
+    assert eventually(lambda: len(entrance.admission._unproven) == 1)
     member.sendall(b"news")
-    time.sleep(0.1)
+    assert began.wait(SOON_S)
     entrance.close()
     assert ended.is_set() and answer(silent) == b"" and is_open(member)
     assert entrance.listener.fileno() < 0

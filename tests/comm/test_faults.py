@@ -193,8 +193,8 @@ def test_a_second_process_for_a_rank_is_refused_and_harms_nobody() -> None:
 
 
 def test_rank_0_that_does_not_come() -> None:
-    (alone,) = both(HashStore(), joined(HashStore(), 1), timeout_s=0.3)
-    assert isinstance(alone, LaunchError) and "has not said within 0.3 s where it is" in alone.message
+    (alone,) = both(HashStore(), joined(HashStore(), 1), timeout_s=1.0)
+    assert isinstance(alone, LaunchError) and "has not said within 1 s where it is" in alone.message
 
 
 def test_ranks_with_different_versions() -> None:
