@@ -188,7 +188,7 @@ class Device:
         mover = ctypes.CFUNCTYPE(ctypes.c_int, number, number, ctypes.c_size_t, address)
         refuses = lambda *given: int(self.refuses)  # noqa: E731
         self._driver = setter(refuses), copier(refuses), start(self._replay), mover(self._moved)
-        native._replays().plain.driver(*(ctypes.cast(f, address) for f in self._driver))
+        native.loaded_code().plain.driver(*(ctypes.cast(f, address) for f in self._driver))
 
     def _moved(self, target: int, source: int, nbytes: int, stream: int) -> int:
         self.log.append("copy")

@@ -15,23 +15,24 @@ import tilescale
 from tests.autograd_nodes import no_graph_is_kept
 from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import fetched
-from tilescale.backends.cuda.running import repeated
+from tilescale.backends.cuda.running import call_table, repeated
 from tilescale.backends.cuda.running.plans import ALIGNED
 from tilescale.backends.cuda.running.recording import recorded_memory
 from tilescale.backends.cuda.running.repeated import TRIED, RecordedCalls
 from tilescale.comm import world
 from tilescale.errors import WaitTimeoutError
-from tilescale.ops.call_form import call_form
 from tilescale.ops.plain_calls import plain_calls_repeat
 
 ENOUGH = TRIED[2] + 1
+CPU = 1  # as DLPack numbers it
 PACKAGE = str(Path(tilescale.__file__).parent)
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Rank 0 of two, whose tensors count as a GPU's."""
-    monkeypatch.setattr(repeated, "are_on_gpus", lambda tensors: True)
+    monkeypatch.setattr(repeated, "uses_gpus", lambda: True)
+    monkeypatch.setattr(call_table._python(), "device_type", CPU)
     return Device(monkeypatch)
 
 
@@ -52,14 +53,7 @@ class Counted:
         return self.after(tile, *others)
 
     def __call__(self, x: torch.Tensor, *others: Any) -> Any:
-        return called(self.repeated, x, *others)
-
-
-def called(function: RecordedCalls, *given: Any) -> Any:
-    tensors: list[torch.Tensor] = []
-    form = call_form(given, tensors)
-    assert form is not None
-    return function(form, given, tensors)
+        return self.repeated(x, *others)
 
 
 def drawn() -> torch.Tensor:
@@ -129,11 +123,11 @@ def test_a_graph_of_the_caller_holds_each_operation_once(device: Device, before:
             return func(*args, **kwargs or {})
 
     for _ in range(before):
-        called(function, drawn())
+        function(drawn())
     device.capturing = True
     with Counting():
         for _ in range(4 * ENOUGH):
-            called(function, drawn())
+            function(drawn())
     assert products == 4 * ENOUGH
 
 
@@ -142,9 +136,9 @@ def test_other_forms_and_other_arguments_are_told_apart(device: Device):
     function = RecordedCalls(lambda x, numbers: seen.append(numbers) or x + sum(numbers))
     for numbers in ([1, 2], [3, 4]):
         for _ in range(ENOUGH):
-            assert called(function, x := drawn(), numbers).equal(x + sum(numbers))
+            assert function(x := drawn(), numbers).equal(x + sum(numbers))
     x = torch.randn(5)
-    assert called(function, x, [1, 2]).equal(x + 3)
+    assert function(x, [1, 2]).equal(x + 3)
     assert [3, 4] in seen and seen[-1] == [1, 2]
 
 
@@ -270,7 +264,7 @@ def test_tensors_that_lie_behind_one_another_are_a_form_of_their_own(device: Dev
     for number in range(4 * ENOUGH):
         memory = drawn_rows(192)
         x, y = memory[:64], memory[64:128] if number % 2 else memory[128:]
-        made = called(function, x, y)
+        made = function(x, y)
         assert torch.equal(made, torch.cat([x, y])) and not made._is_view()
     assert taken.count(True) == taken.count(False) == TRIED[0], "without a program, too"
 
@@ -280,13 +274,13 @@ def test_a_tensor_in_two_places_is_one(device: Device):
     function = Counted(device, lambda tile, other: (tile, other))
     for _ in range(ENOUGH):
         x, y = drawn(), drawn()
-        called(function.repeated, x, x)
-        called(function.repeated, x, y)
+        function.repeated(x, x)
+        function.repeated(x, y)
     before = function.calls
     for _ in range(6):
         x, y = drawn(), drawn()
         for other in (x, y):
-            made, same = called(function.repeated, x, other)
+            made, same = function.repeated(x, other)
             assert same.data_ptr() == other.data_ptr() != made.data_ptr()
             assert torch.equal(function.room, x)
     assert function.calls <= before + 3, "not called again, except for adjacent tensors"
@@ -305,7 +299,7 @@ def test_symmetric_tensors_of_the_caller_stay_where_they_are(device: Device):
 
     function, x = RecordedCalls(call), device.heap.zeros((64, 64), torch.float32)
     for _ in range(ENOUGH):
-        called(function, x)
+        function(x)
     assert calls == ENOUGH
 
 

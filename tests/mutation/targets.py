@@ -187,6 +187,7 @@ TARGETS = (
     _running("queue_watch", "test_queue_watch", "test_execute_queue"),
     _running("queued", "test_execute_queue", "test_queue_between_nodes"),
     _running("queued_exchange", "test_queue_between_nodes"),
+    _running("call_table", "test_call_table", "test_recording"),
     _running("recording", "test_recording"),
     _running("repeated", "test_recording", "test_execute_calls"),
     _running("stream_memory", "test_queue_watch", "test_execute_queue"),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,10 +14,21 @@ from tilescale.comm import World
 
 
 class RepeatedCalls(Protocol):
-    """A function of tensors among other arguments whose calls are recorded, then replayed."""
+    """A function of tensors among other arguments whose calls are recorded, then replayed.
 
-    def __call__(self, form: tuple[Any, ...], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """Call it; `tensors` are those among the arguments, `form` are the arguments but for these."""
+    Attributes:
+        replay: takes the arguments of a call, as one tuple. Returns the result of a recorded call; NotImplemented, and
+            nothing done, if there is none, or autograd is to see the call.
+    """
+
+    @property
+    def replay(self) -> Callable[[tuple[Any, ...]], Any]: ...
+
+    def __call__(self, *given: Any) -> Any:
+        """Replay a call, or else call the function."""
+
+    def anew(self, given: tuple[Any, ...]) -> Any:
+        """Call the function with these arguments."""
 
 
 @dataclass(frozen=True)

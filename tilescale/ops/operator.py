@@ -18,9 +18,11 @@ import torch
 
 from tilescale.backends import device_services
 from tilescale.hda.current import current_machine, use_machine
-from tilescale.ops.call_form import PLAIN, call_form
 from tilescale.ops.dtensors import DTensorPlacement, is_dtensor, with_own_storage
 from tilescale.runtime import ahead
+
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+"""Classes of plain tensors."""
 
 _Call = Callable[[Sequence[Any]], Any]
 """Calls an operator, or its function, with all arguments."""
@@ -93,10 +95,9 @@ class Operator:
         is a DTensor with the same placement."""
         if self.is_seen:
             return self._dispatched(*map(_shard, given))
-        tensors: list[torch.Tensor] = []
-        form = call_form(given, tensors)
-        if form is not None:
-            return self._called_plainly(form, given, tensors)
+        made = self._repeated.replay(given)
+        if made is not NotImplemented:
+            return made
         tensors = _tensors(given)
         special = [x for x in tensors if x.__class__ not in PLAIN]
         if any([x.is_meta for x in tensors]) or not all(map(is_dtensor, special)):
@@ -107,24 +108,18 @@ class Operator:
 
     def _called_by_dispatcher(self, *given: Any) -> Any:
         """Entry for PyTorch's dispatcher: skips the layers below autograd if no mode or tracer is active."""
-        tensors: list[torch.Tensor] = []
-        form = None if somebody_looks() else call_form(given, tensors)
-        if form is not None:
-            return self._called_plainly(form, given, tensors)
+        made = NotImplemented if (is_seen := somebody_looks()) else self._repeated.replay(given)
+        if made is not NotImplemented:
+            return made
         tensors = _tensors(given)
+        is_plain = not is_seen and all([x.__class__ in PLAIN and not x.is_meta for x in tensors])
+        call = self._called if is_plain else self._called_below_autograd
         if differentiates(tensors):
-            return self._differentiated(given, tensors, self._called_below_autograd)
-        return self._called_below_autograd(list(map(_shard, given)))
-
-    def _called_plainly(self, form: tuple[Any, ...], given: Sequence[Any], tensors: list[torch.Tensor]) -> Any:
-        if differentiates(tensors):
-            return self._differentiated(given, tensors, lambda given: self._repeated(form, given, tensors))
-        return self._repeated(form, given, tensors)
+            return self._differentiated(given, tensors, call)
+        return call(given if is_plain else list(map(_shard, given)))
 
     def _called(self, given: Sequence[Any]) -> Any:
-        tensors: list[torch.Tensor] = []
-        form = call_form(given, tensors)
-        return self.function(*given) if form is None else self._repeated(form, given, tensors)
+        return self._repeated(*given)
 
     def _called_below_autograd(self, given: Sequence[Any]) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -152,11 +147,9 @@ class Operator:
         if self._setup is None:
             raise RuntimeError(f"tilescale::{self.name} has no backward")
         kept = [x for each in ctx.__dict__.items() if each[0] not in _OURS for x in each]
-        saved, tensors = ctx.saved_tensors, list[torch.Tensor]()
-        given = kept, saved, grads
-        form = None if torch.is_grad_enabled() else call_form((len(saved), *saved, *grads, *kept), tensors)
+        saved = ctx.saved_tensors
         with _MACHINE_STAYS if ctx.machine is current_machine() else use_machine(ctx.machine):
-            found = self._gradients(*given) if form is None else self._repeated_backward(form, given, tensors)
+            found = self._repeated_backward(kept, saved, grads)
         found = found if isinstance(found, tuple) else (found,)
         return *found, *[None] * (len(self._arguments) - len(found))
 

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-import torch
 from torch.compiler import is_compiling
 
 from tilescale.backends import device_services
-from tilescale.ops.call_form import call_form
-from tilescale.ops.operator import differentiates, nobody_looks
+from tilescale.ops.operator import nobody_looks
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,10 +30,7 @@ def plain_calls_repeat(function: F) -> F:
     def call(*args: Any, **options: Any) -> Any:
         if is_compiling() or not nobody_looks():
             return function(*args, **options)
-        tensors: list[torch.Tensor] = []
-        form = call_form((*args, *options.values()), tensors)
-        if form is None or differentiates(tensors):
-            return function(*args, **options)
-        return repeated((*options, form), (args, options), tensors)
+        made = repeated.replay((args, options))
+        return repeated.anew((args, options)) if made is NotImplemented else made
 
     return call  # type: ignore[return-value]

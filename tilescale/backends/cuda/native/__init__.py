@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""C code of the host's part of a call. replays.c: calls of known forms."""
+"""C code of the host's part of a call. replays.c: calls of programs by form; calls.c: recorded calls of operators."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ static int answer(TVMFFIAny *result, int64_t value) {
   return 0;
 }
 
-// keep(table, kept, *values): from now on this is kept for calls of this form: a replay, or what `find` is to give.
+// keep(table, kept, *values): from now on this replay is kept for calls of this form.
 int __tvm_ffi_keep(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
   Table *table = (Table *)args[0].v_int64;
   Call call;
@@ -280,7 +280,7 @@ int __tvm_ffi_keep(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *
   return answer(result, 1);
 }
 
-// find(table, *values): what is kept for calls of this form; 0 for nothing.
+// find(table, *values): the address that is kept for calls of this form; 0 for none.
 int __tvm_ffi_find(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
   Table *table = (Table *)args[0].v_int64;
   Call call;
@@ -345,22 +345,4 @@ static int64_t run(const Record *record, const int64_t *places, int64_t count, v
     if (status < 0) return status;
   }
   return LAUNCHED;
-}
-
-// can_run(record, *tensors): whether all steps can be made once these tensors, the first ones, are there.
-int __tvm_ffi_can_run(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
-  static const Table nothing = {0};
-  Call call;
-  if (!told(&nothing, &call, args + 1, count - 1)) return answer(result, 0);
-  return answer(result, can_run((const Record *)args[0].v_int64, call.given, count - 1));
-}
-
-// run(record, stream, *tensors): as `call`.
-int __tvm_ffi_run(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
-  static const Table nothing = {0};
-  Call call;
-  const Record *record = (const Record *)args[0].v_int64;
-  if (!told(&nothing, &call, args + 2, count - 2)) return answer(result, UNKNOWN);
-  if (!can_run(record, call.given, count - 2)) return answer(result, UNKNOWN);
-  return answer(result, run(record, call.given, count - 2, (void *)args[1].v_int64));
 }

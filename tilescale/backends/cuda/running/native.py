@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Forms of a program's calls, and their launch in C (native/replays.c)."""
+"""Forms of a program's calls, and their launch in C (native/replays.c). call_table.py has those of operators."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ReplayGraph:
         connect()
         self._given = (ctypes.c_int64 * len(given))(*given)
         self._record = _Replay(executable=executable, given=self._given, kinds=kinds, given_count=len(given))
-        self._launch, self.address = _replays().plain.launch, ctypes.addressof(self._record)
+        self._launch, self.address = loaded_code().plain.launch, ctypes.addressof(self._record)
         self.learn((), (), ())
 
     def learn(self, nodes: Sequence[ReplayNode], known: Iterable[int], pairs: Sequence[tuple[int, int]]) -> None:
@@ -145,21 +145,21 @@ class ReplayGraph:
 
 
 class CallForms:
-    """Forms of calls with a nonzero number for each, such as the address of a graph. `table`: the first argument of
-    `call(table, stream, *values)`, which launches the graph of the form of these values, and of `find(table, *values)`,
-    which returns the number, 0 if there is none."""
+    """Forms of calls with the address of a graph for each. `table`: the first argument of `call(table, stream,
+    *values)`, which launches the graph of the form of these values, and of `find(table, *values)`, which returns its
+    address, 0 if there is none."""
 
     def __init__(self, symmetric: Sequence[tuple[int, int]]):
         """`symmetric` are begin and end of addresses that are a part of a form."""
-        loaded = _replays()
-        self._symmetric = (ctypes.c_int64 * (2 * len(symmetric)))(*(at for each in symmetric for at in each))
+        loaded = loaded_code()
+        self._symmetric = ranges(symmetric)
         self._plain, self.table = loaded.plain, int(loaded.plain.table_new(self._symmetric, len(symmetric)))
         self._keep, self.call, self.find = (loaded.functions[name] for name in ("keep", "call", "find"))
         self._masks = 0, 0
-        weakref.finalize(self, loaded.plain.table_free, self.table)
+        weakref.finalize(self, loaded.plain.table_free, self.table).atexit = False  # others' functions may call, too
 
     def keep(self, kept: int, values: Sequence[Any], passed: Iterable[int] = (), fixed: Iterable[int] = ()) -> None:
-        """Keep a number for the form of these values; if positions differ from before, only for that form.
+        """Keep an address for the form of these values; if positions differ from before, only for that form.
 
         Args:
             passed: positions of scalars that are not a part of the form.
@@ -173,7 +173,7 @@ class CallForms:
             self._keep(self.table, kept, *values)
 
     def drop(self, kept: int) -> None:
-        """Forget the forms with a number."""
+        """Forget the forms with an address."""
         self._plain.table_drop(self.table, kept)
 
     def clear(self) -> None:
@@ -197,9 +197,7 @@ class ReplayStep(NamedTuple):
 
 
 class ReplayRecord:
-    """Steps that are executed in order, all or none. `address`: the first argument of `run(address, stream, *tensors)`,
-    which returns UNKNOWN, 1, or minus the driver's status; and of `can_run(address, *tensors)`, which says whether it
-    can run on tensors that begin with these."""
+    """Steps that are executed in order, all or none. `address`: that of the record in C."""
 
     def __init__(self, steps: Sequence[ReplayStep]):
         sources = [(_Source * len(step.sources))(*(_Source(*each) for each in step.sources)) for step in steps]
@@ -208,8 +206,12 @@ class ReplayRecord:
             for step, at in zip(steps, sources, strict=True)
         ]
         self._kept, self._record = (sources, steps), _Record((_Step * len(each))(*each), len(each))
-        functions, self.address = _replays().functions, ctypes.addressof(self._record)
-        self.run, self.can_run = functions["run"], functions["can_run"]
+        self.address = ctypes.addressof(self._record)
+
+
+def ranges(symmetric: Sequence[tuple[int, int]]) -> ctypes.Array[ctypes.c_int64]:
+    """Begins and ends of memory as C takes them."""
+    return (ctypes.c_int64 * (2 * len(symmetric)))(*(at for each in symmetric for at in each))
 
 
 def _mask(positions: Iterable[int]) -> int:
@@ -226,15 +228,15 @@ def connect() -> None:
         "cuGraphLaunch",
         "cuMemcpyAsync",
     )
-    _replays().plain.driver(*(ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in names))
+    loaded_code().plain.driver(*(ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in names))
 
 
 @cache
-def _replays() -> NativeLibrary:
-    """The compiled C code. Raises UntrustedCacheError, and DeviceError without a C compiler, if it is not cached."""
+def loaded_code() -> NativeLibrary:
+    """The compiled C code, of both files. Raises UntrustedCacheError; DeviceError if a compiler is missing or fails."""
     check_cache(FOLDER)
     try:
-        loaded = library(source("replays.c"))
+        loaded = library(source("replays.c") + source("calls.c"))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error).encode()
         raise DeviceError(

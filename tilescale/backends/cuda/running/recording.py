@@ -5,7 +5,7 @@ A function that calls programs, allocates tensors, views them and calls PyTorch'
 tensors of one form. While one call of it is recorded, programs report their launches, and PyTorch its operations. Each
 address that a program is passed then lies in a tensor of the caller, or in one that the function has made, or is
 constant. From then on a call executes these steps: views and choices cost nothing any more, and all programs between
-two operations of PyTorch are one call of C.
+two operations of PyTorch are one launch. C executes the steps (call_table.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -22,16 +21,16 @@ import torch
 from torch._C._dynamo.guards import _empty_strided_cuda, _reinterpret_tensor  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilescale.backends.cuda.running import driver, nccl
-from tilescale.backends.cuda.running.native import (
-    LAUNCHED,
-    PLACES,
-    UNKNOWN,
-    ReplayGraph,
-    ReplayRecord,
-    ReplaySource,
-    ReplayStep,
+from tilescale.backends.cuda.running import driver
+from tilescale.backends.cuda.running.call_table import (
+    CallStep,
+    LaunchStep,
+    Reading,
+    RecordedCall,
+    TensorNumber,
+    set_busy,
 )
+from tilescale.backends.cuda.running.native import PLACES, ReplayGraph, ReplayRecord, ReplaySource, ReplayStep
 from tilescale.backends.cuda.running.stream_order import StreamOrder, stream_order
 from tilescale.backends.cuda.running.wait_guard import WaitGuard
 from tilescale.comm import init
@@ -44,8 +43,12 @@ _ALLOCATIONS = {
     torch.ops.aten.new_empty_strided.default,
 }
 
-Allocate = Callable[[], torch.Tensor]
-"""Makes an uninitialized tensor."""
+_BINDINGS = {
+    torch.ops.aten.mm.default: torch.mm,
+    torch.ops.aten.addmm.default: torch.addmm,
+    torch.ops.aten._scaled_mm.default: torch._scaled_mm,
+}
+"""Functions that take the host less than the operator does: 14 us for 16."""
 
 Reader = Callable[[list[torch.Tensor]], Any]
 """Returns arguments or results, given all tensors of a call."""
@@ -84,31 +87,12 @@ class RecordedView(NamedTuple):
         return _reinterpret_tensor(base, shape, stride, offset)
 
 
-class _Allocation(NamedTuple):
+def _allocation_like(x: torch.Tensor) -> CallStep:
     """A step that makes an uninitialized tensor."""
-
-    allocate: Allocate
-
-    @classmethod
-    def like(cls, x: torch.Tensor) -> _Allocation:
-        if x.is_cuda and x.device.index == torch.cuda.current_device():
-            # Like inductor's graphs, allocate without the dispatcher, which takes a third of a small call.
-            return cls(partial(_empty_strided_cuda, tuple(x.shape), x.stride(), x.dtype))
-        return cls(partial(torch.empty_strided, tuple(x.shape), x.stride(), dtype=x.dtype, device=x.device))
-
-
-class _Computation(NamedTuple):
-    """A step that is an operation of PyTorch's; `keeps`: its results are among the tensors."""
-
-    func: Any
-    args: Reader
-    kwargs: dict[str, Reader]
-    keeps: bool
-
-    def __call__(self, tensors: list[torch.Tensor]) -> None:
-        made = self.func(*self.args(tensors), **{name: read(tensors) for name, read in self.kwargs.items()})
-        if self.keeps:
-            tensors.extend(made) if isinstance(made, tuple | list) else tensors.append(made)
+    if x.is_cuda and x.device.index == torch.cuda.current_device():
+        # Like inductor's graphs, allocate without the dispatcher, which takes a third of a small call.
+        return CallStep(_empty_strided_cuda, (tuple(x.shape), x.stride(), x.dtype), {}, True)
+    return CallStep(torch.empty_strided, (tuple(x.shape), x.stride()), {"dtype": x.dtype, "device": x.device}, True)
 
 
 class Recording(TorchDispatchMode):
@@ -120,12 +104,11 @@ class Recording(TorchDispatchMode):
         self._tensors: list[torch.Tensor] = list(tensors)  # the caller's, then those made by steps
         self._given = len(tensors)
         self._spans = [_span(x) for x in tensors]
-        self._made: list[_Allocation | _Computation | ReplayRecord] = []
+        self._made: list[CallStep | LaunchStep] = []
         self._allocated: dict[int, int] = {}  # number of a tensor -> its allocation
         self._shaped: set[int] = set()  # tensors whose shapes an operation of PyTorch's takes
         self._steps: list[ReplayStep] = []  # since the last operation of PyTorch's
-        self._later: list[ReplayRecord] = []  # after anything that cannot be undone
-        self._has_computed = self._launches = False
+        self._has_acted = False  # in a way that cannot be undone
         self._callers: set[ProgramState] = set()
         self._streams: set[int] = set()
         self._spare: Any = None
@@ -156,13 +139,13 @@ class Recording(TorchDispatchMode):
             return made
         if before is None:
             self._allocated[len(self._tensors)] = len(self._made)
-            self._made.append(_Allocation.like(made))
+            self._made.append(_allocation_like(made))
         else:
             self._close()
-            self._has_computed = True
+            self._has_acted = True
             positional, named = before
-            readers = {name: _reader(x) for name, x in named.items()}
-            self._made.append(_Computation(func._op, _reader(positional), readers, is_pure))
+            given = {name: _argument(x) for name, x in named.items()}
+            self._made.append(CallStep(_BINDINGS.get(func, func._op), list(map(_argument, positional)), given, is_pure))
             if not is_pure:
                 return made
         for x in results:
@@ -207,11 +190,8 @@ class Recording(TorchDispatchMode):
     def _close(self) -> None:
         if not self._steps:
             return
-        record, self._steps = ReplayRecord(self._steps), []
-        if self._has_computed or self._launches:
-            self._later.append(record)
-        self._launches = True
-        self._made.append(record)
+        self._made.append(LaunchStep(ReplayRecord(self._steps), self._has_acted))
+        self._steps, self._has_acted = [], True
 
     def _source(self, number: int) -> ReplaySource:
         for i, (first, end) in enumerate(self._spans):
@@ -254,27 +234,16 @@ class Recording(TorchDispatchMode):
             end = behind
         return end
 
-    def finished(self, made: Any) -> Recorded | None:
+    def finished(self, made: Any) -> RecordedCall | None:
         """The record of a call that has returned these tensors, in lists or not; None if there is none."""
         self._close()
         results, few = self._results(made), len(self._tensors) <= PLACES
         if not self._is_complete or not few or self._overlap() or len(self._streams) > 1:
             return None
         order = next((each.order for each in self._callers), None) or stream_order(self._tensors[0].device)
-        bounded = [guard for guard in {each.guard for each in self._callers} if guard is not None]
-        state = bounded, order, nccl.generation(), init().one_call
-        return Recorded(self._rounds(), self._later, _reader(results), *state)
-
-    def _rounds(self) -> list[tuple[list[Allocate], ReplayRecord | _Computation | None]]:
-        found: list[tuple[list[Allocate], ReplayRecord | _Computation | None]] = []
-        allocations: list[Allocate] = []
-        for step in self._made:
-            if isinstance(step, _Allocation):
-                allocations.append(step.allocate)
-            else:
-                found.append((allocations, step))
-                allocations = []
-        return [*found, (allocations, None)] if allocations else found
+        guards = [guard for guard in {each.guard for each in self._callers} if guard is not None]
+        bounds = _CallBounds(guards, order, init().one_call)
+        return RecordedCall(self._made, _argument(results), bounds.begin, bounds.end, bounds.refused)
 
     def _results(self, made: Any) -> Any:
         if isinstance(made, list | tuple):
@@ -295,7 +264,7 @@ class Recording(TorchDispatchMode):
         is_whole = x.is_contiguous() and base.is_contiguous() and x.numel() == base.numel()
         if x.dtype is not base.dtype or not is_whole:
             return view
-        self._made[self._allocated[view.number]] = _Allocation.like(x)
+        self._made[self._allocated[view.number]] = _allocation_like(x)
         self._shaped.add(view.number)
         return RecordedView(view.number, None)
 
@@ -306,77 +275,58 @@ class Recording(TorchDispatchMode):
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """The record of a function for tensors of one form.
+class _CallBounds:
+    """Begin and end of a recorded call. `one_call`: held during the call."""
 
-    Attributes:
-        rounds: allocations, and a step after them: launches, or an operation of PyTorch's.
-        later: the launches after the first step, which alone may find that tensors are unknown.
-        results: returns the results, given all tensors.
-        one_call: held during a call.
-    """
-
-    rounds: Sequence[tuple[Sequence[Allocate], ReplayRecord | _Computation | None]]
-    later: Sequence[ReplayRecord]
-    results: Reader
     guards: Sequence[WaitGuard]
     order: StreamOrder
-    generation: int
     one_call: AbstractContextManager[None]
 
-    def __call__(self, given: Sequence[torch.Tensor]) -> Any:
-        """Execute the record for these tensors; None, and nothing done, if it does not apply to them.
+    def begin(self) -> int | None:
+        """The stream; None, and nothing has begun, if it is captured. Raises as a call of the programs."""
+        self.one_call.__enter__()
+        try:
+            stream = self.order.stream()
+            if stream is not None:
+                for guard in self.guards:
+                    guard.check()
+                if stream != self.order.last:
+                    self.order.begin(stream)
+                return stream
+        except BaseException:
+            self.one_call.__exit__(None, None, None)
+            raise
+        self.one_call.__exit__(None, None, None)
+        return None
 
-        Raises:
-            WaitTimeoutError, RankMismatchError, RankFailedError, ...: as a call of the programs.
-            DeviceError: a launch fails.
-        """
-        tensors, order = list(given), self.order
-        with self.one_call:
-            stream = order.stream()
-            if stream is None or self.generation != nccl.generation():
-                return None
-            for record in self.later:
-                if not record.can_run(record.address, *given):
-                    return None
-            for guard in self.guards:
-                guard.check()
-            if stream != order.last:
-                order.begin(stream)
-            try:
-                for allocations, step in self.rounds:
-                    for allocate in allocations:
-                        tensors.append(allocate())
-                    if isinstance(step, ReplayRecord):
-                        status = step.run(step.address, stream, *tensors)
-                        if status != LAUNCHED:
-                            return self._refused(status)
-                    elif step is not None:
-                        step(tensors)
-            finally:
-                if order.records:
-                    order.end()
-        return self.results(tensors)
+    def end(self) -> None:
+        """The call's work is on its stream, or an error ends it."""
+        try:
+            if self.order.records:
+                self.order.end()
+        finally:
+            self.one_call.__exit__(None, None, None)
 
-    def _refused(self, status: int) -> None:
-        """Return for unknown tensors, else raise DeviceError: this rank's part of the call is incomplete."""
-        if status == UNKNOWN:
-            return
+    def refused(self, status: int) -> None:
+        """Raise DeviceError for a launch: this rank's part of the call is incomplete."""
         for guard in self.guards:
             guard.records.stop()
         raise driver.refused("cuGraphLaunch", -status)
 
 
+def _argument(template: Any) -> Any:
+    """An argument or result, in lists and tuples or not, that has views for tensors, as a step takes it."""
+    if isinstance(template, RecordedView):
+        return TensorNumber(template.number) if template.form is None else Reading(template.of)
+    return Reading(_reader(template)) if isinstance(template, list | tuple) else template
+
+
 def _reader(template: Any) -> Reader:
-    """The reader of arguments or results, in lists and tuples or not, that have views for tensors."""
     kind = template.__class__
     if kind is RecordedView:
         return itemgetter(template.number) if template.form is None else template.of
     if kind is not list and kind is not tuple:
         return lambda _: template
-    if len(template) > 1 and all(x.__class__ is RecordedView and x.form is None for x in template):
-        whole = itemgetter(*[x.number for x in template])
-        return whole if kind is tuple else lambda tensors: list(whole(tensors))
     each = list(map(_reader, template))
     return lambda tensors: kind([read(tensors) for read in each])
 
@@ -404,15 +354,17 @@ def current_recording() -> Recording | None:
     return None if _current is None or _current.thread != get_ident() else _current
 
 
-def recorded(function: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, Recorded | None]:
+def recorded(function: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, RecordedCall | None]:
     """The result of a function's call on these tensors, and its record; None if it cannot be recorded."""
     global _current
     _current = recording = Recording(tensors)
+    set_busy(True)
     try:
         with recording:
             made = function()
     finally:
         _current = None
+        set_busy(False)
     return made, recording.finished(made)
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from tilescale.backends.cuda.running.native import PLACES, CallForms
-from tilescale.backends.cuda.running.recording import Recorded, current_recording, recorded, recorded_memory
+from tilescale.backends.cuda.running import nccl
+from tilescale.backends.cuda.running.call_table import CallTable
+from tilescale.backends.cuda.running.recording import current_recording, recorded, recorded_memory
 from tilescale.comm.world import times_shrunk
 from tilescale.hda.current import current_machine
 
@@ -23,80 +24,77 @@ TRIED = (6, 7, 8, 12, 20, 40)
 FORGOTTEN = 8
 """Calls after which a record is given up that does not do for them."""
 
-KEPT = 256
-"""Forms that are kept for the same arguments but for tensors, and such arguments: then all are forgotten."""
-
 
 class _CallForm:
     """Calls of one form, which are counted until one is recorded."""
 
     def __init__(self) -> None:
         self._calls = self._misses = 0
-        self.recorded: Recorded | None = None
+        self._is_recorded = False
 
-    def __call__(self, function: Callable[..., Any], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+    def __call__(
+        self, table: CallTable, function: Callable[..., Any], given: Sequence[Any], tensors: Sequence[torch.Tensor]
+    ) -> Any:
         if torch.cuda.is_current_stream_capturing():  # a recording makes some things twice, which a graph would repeat
             return function(*given)
-        if self.recorded is not None:
+        if self._is_recorded:
             self._misses += 1
             if self._misses == FORGOTTEN:
+                table.record(self, None)
                 self.__init__()  # type: ignore[misc]
             return function(*given)
         self._calls += 1
         if self._calls not in TRIED:
             return function(*given)
-        made, self.recorded = recorded(lambda: function(*given), tensors)
+        made, call = recorded(lambda: function(*given), tensors)
+        table.record(self, call)
+        self._is_recorded = call is not None
         return made
 
 
-_is_negative, _is_conjugate = torch.Tensor.is_neg, torch.Tensor.is_conj
-
-
 class RecordedCalls:
-    """A function of an operator, of plain tensors among other arguments, for which calls of a form are recorded."""
+    """A function whose calls are recorded, by the form of their arguments.
+
+    Attributes:
+        function: the function.
+        replay: takes the arguments of a call, as one tuple. Returns the result of a recorded call; NotImplemented, and
+            nothing done, if there is none.
+    """
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
-        self._tables: dict[Any, tuple[CallForms, list[_CallForm]]] = {}
+        self.replay: Callable[[tuple[Any, ...]], Any] = lambda given: NotImplemented
+        self._table: CallTable | None = None
+        self._generation = -1
 
-    def __call__(self, form: tuple[Any, ...], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        if current_recording() is not None or not are_on_gpus(tensors):  # a recording has this call as a part
+    def __call__(self, *given: Any) -> Any:
+        made = self.replay(given)
+        return self.anew(given) if made is NotImplemented else made
+
+    def anew(self, given: tuple[Any, ...]) -> Any:
+        """A call that is not replayed. It may be recorded."""
+        if current_recording() is not None or not uses_gpus():  # a recording has this call as a part
             return self.function(*given)
-        if any(map(_is_negative, tensors)) or any(map(_is_conjugate, tensors)):
+        if self._table is None or self._generation != recorded_memory.generation:
+            self._generation = recorded_memory.generation
+            self._table = CallTable(recorded_memory.symmetric, _state, _CallForm)
+            self.replay = self._table.replay
+        found = self._table.form(given)
+        if found is None:
             return self.function(*given)
-        cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        key: tuple[Any, ...] = id(current_machine()), times_shrunk(), recorded_memory.generation, cast, form
-        if 1 < len(tensors) != len(set(map(id, tensors))):  # such as a result in place: forms differ by position
-            alone = list({id(x): x for x in tensors}.values())
-            key, tensors = (*key, *[next(i for i, y in enumerate(alone) if y is x) for x in tensors]), alone
-        try:
-            table = self._tables.get(key)
-        except TypeError:  # an argument that is not supported, as the function says
-            return self.function(*given)
-        if table is None:
-            if len(self._tables) == KEPT:
-                self._tables.clear()
-            table = self._tables[key] = CallForms(recorded_memory.symmetric), []
-        forms, known = table
-        number = forms.find(forms.table, *tensors)
-        if not number:
-            if len(known) == KEPT:
-                forms.clear()
-                known.clear()
-            known.append(_CallForm())
-            number = len(known)
-            forms.keep(number, tensors)
-        calls = known[number - 1]
-        if calls.recorded is not None:
-            made = calls.recorded(tensors)
-            if made is not None:
-                return made
-        return calls(self.function, given, tensors)
+        form, tensors = found
+        return form(self._table, self.function, given, tensors)
 
 
-def are_on_gpus(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether calls on tensors can be recorded: there are some, on GPUs, and not too many."""
-    return bool(tensors) and tensors[0].is_cuda and len(tensors) < PLACES
+def _state() -> tuple[Any, ...]:
+    """Further facts on which a call depends."""
+    cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    return id(current_machine()), times_shrunk(), recorded_memory.generation, nccl.generation(), cast
+
+
+def uses_gpus() -> bool:
+    """Whether this process uses GPUs: else the code that replays is not even compiled."""
+    return torch.cuda.is_initialized()
 
 
 def not_recorded() -> None:
