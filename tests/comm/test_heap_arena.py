@@ -78,7 +78,9 @@ def test_arena_against_a_map_of_bytes(steps: list[tuple[bool, int]]) -> None:
     space, taken = arena((0, 64)), {}
     for allocate, number in steps:
         if allocate:
+            foreseen = space.next_offset(number)
             offset = space.allocate(number)
+            assert offset == foreseen
             need = max(round_up(number, UNIT), UNIT)
             if offset is None:
                 assert all(size < need for _, size in space.free_pieces)

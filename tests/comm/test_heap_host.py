@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 
 from tests import warm
 from tilescale.comm import SymmetricHeap, Team, heap_of
+from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap import descriptors, open_heaps, provider
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.errors import (
     ArgumentError,
     HeapExhaustedError,
@@ -149,7 +151,10 @@ def test_release_in_any_order_on_every_rank(run_ranks, seed: int, ranks: int) ->
         live: dict[int, torch.Tensor] = {}
         offsets = []
         for number in range(25):
-            x = heap.empty((sizes.randrange(2000),), torch.int32).fill_(number * 16 + heap.team.rank)
+            make = (heap.empty, heap.zeros)[number % 2]
+            x = make((sizes.randrange(2000),), torch.int32)
+            assert number % 2 == 0 or (x == 0).all()
+            x.fill_(number * 16 + heap.team.rank)
             offsets.append(heap.offset(x))
             live[number] = x[len(x) // 2 :]  # a view keeps all of it
             for old in order.sample(sorted(live), k=min(len(live), order.randrange(3))):
@@ -183,6 +188,75 @@ def test_memory_is_reused_only_when_all_have_released_it(run_ranks) -> None:
         return [*offsets, heap.offset(c)]
 
     assert good(on_ranks(run_ranks, 2, work)) == [[0, 512, 0]] * 2
+
+
+def test_ranks_meet_once_for_memory_that_is_mapped(run_ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[tuple[int, str]] = []
+    all_gather = HeapGroup.all_gather
+
+    def noted(group: HeapGroup, call: CollectiveCall, value: Any) -> list[Any]:
+        met.append((group.rank, call.op))
+        return all_gather(group, call, value)
+
+    def work(heap: SymmetricHeap) -> int:
+        heap.empty(1)
+        heap.team.barrier()
+        monkeypatch.setattr(HeapGroup, "all_gather", noted)
+        heap.team.barrier()
+        kept = heap.empty(4), heap.zeros(4), heap.from_tensor(torch.ones(4))
+        assert kept[1].tolist() == [0.0] * 4 and kept[2].tolist() == [1.0] * 4
+        return len([op for rank, op in met if rank == heap.team.rank])
+
+    assert good(on_ranks(run_ranks, 2, work)) == [3, 3]
+
+
+def test_memory_that_was_filled_in_vain_stays_free(run_ranks) -> None:
+    """Ranks fill it before they meet."""
+
+    def work(heap: SymmetricHeap) -> list[int]:
+        rank, kept = heap.team.rank, heap.from_tensor(torch.full((100,), 7.0))
+        with pytest.raises(RankMismatchError):
+            heap.zeros(8 + rank)
+        with pytest.raises(RankMismatchError if rank == 0 else ArgumentError):
+            heap.from_tensor(torch.ones(8) if rank == 0 else torch.ones(8).to_sparse())
+        with pytest.raises(RankMismatchError):
+            heap.zeros((8, 16 * MIB)[rank])  # more than is mapped
+        assert (kept == 7).all() and heap.usage().used == 512
+        return [heap.offset(heap.zeros(8)), heap.offset(heap.empty(8))]
+
+    assert good(on_ranks(run_ranks, 2, work)) == [[512, 512]] * 2
+
+
+def test_a_thread_allocates_while_another_one_does(run_ranks) -> None:
+    """It does not get the memory that is being filled."""
+    errors: list[BaseException] = []
+
+    def work(heap: SymmetricHeap) -> list[float]:
+        def other() -> None:
+            try:
+                heap.zeros(100)
+            except UsageError as error:
+                errors.append(error)
+
+        def meanwhile(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+            return tensor.fill_(value[0])
+
+        class Slow(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func is torch.Tensor.copy_:
+                    with torch._C.DisableTorchFunctionSubclass():
+                        return meanwhile(*args)
+                return super().__torch_function__(func, types, args, kwargs or {})
+
+        made = heap.from_tensor(torch.full((100,), 3.0).as_subclass(Slow))
+        return made[:2].tolist()
+
+    assert good(on_ranks(run_ranks, 2, work)) == [[3.0, 3.0]] * 2
+    assert len(errors) == 2 and all("another thread" in str(error) for error in errors)
 
 
 def test_a_full_heap_collects_cycles_before_it_gives_up() -> None:

@@ -14,6 +14,10 @@ def round_up(nbytes: int, step: int) -> int:
     return -(-nbytes // step) * step
 
 
+def _taken(nbytes: int) -> int:
+    return max(round_up(nbytes, ALIGNMENT), ALIGNMENT)  # an empty tensor gets a distinct address, too
+
+
 class Arena:
     """Best fit, lowest offset first; neighbouring free pieces are always merged."""
 
@@ -25,15 +29,19 @@ class Arena:
         """More space, which overlaps none that is there. Both numbers are multiples of `ALIGNMENT`."""
         self._insert(offset, nbytes)
 
+    def next_offset(self, nbytes: int) -> int | None:
+        """The offset that `allocate` would return."""
+        piece = self._piece(_taken(nbytes))
+        return piece and piece[0]
+
     def allocate(self, nbytes: int) -> int | None:
         """The offset of `nbytes` free bytes; None if no free piece is large enough."""
-        need = max(round_up(nbytes, ALIGNMENT), ALIGNMENT)  # an empty tensor gets a distinct address, too
-        offset, size = min(
-            (piece for piece in self._free if piece[1] >= need), key=lambda piece: piece[1], default=(None, 0)
-        )
-        if offset is None:
+        need = _taken(nbytes)
+        piece = self._piece(need)
+        if piece is None:
             return None
-        self._free.remove((offset, size))
+        self._free.remove(piece)
+        offset, size = piece
         if size > need:
             insort(self._free, (offset + need, size - need))
         self._used[offset] = need
@@ -64,6 +72,9 @@ class Arena:
     def free_pieces(self) -> tuple[tuple[int, int], ...]:
         """(offset, bytes) of all free space, in order."""
         return tuple(self._free)
+
+    def _piece(self, need: int) -> tuple[int, int] | None:
+        return min((piece for piece in self._free if piece[1] >= need), key=lambda piece: piece[1], default=None)
 
     def _insert(self, offset: int, nbytes: int) -> None:
         index = bisect_left(self._free, (offset, 0))

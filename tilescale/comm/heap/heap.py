@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -163,8 +163,7 @@ class SymmetricHeap:
     @tells(_team)
     def zeros(self, shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Collective: a symmetric tensor of zeros, on all ranks by the time that this returns. Raises as `empty`."""
-        call = CollectiveCall.here("zeros")
-        return self._filled(self._allocate(call, shape, dtype).zero_(), call)
+        return self._allocate(CollectiveCall.here("zeros"), shape, dtype, lambda made: made.zero_())
 
     @tells(_team)
     def from_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -180,7 +179,7 @@ class SymmetricHeap:
         call, value = CollectiveCall.here("from_tensor"), tensor.detach()
         # The heap's memory has no address on a GPU of which it is not a peer: the tensor comes to the heap's device.
         value = value.to(self.device) if value.is_cuda else value
-        return self._filled(self._allocate(call, value.shape, value.dtype).copy_(value), call)
+        return self._allocate(call, value.shape, value.dtype, lambda made: made.copy_(value))
 
     def peers(self, tensor: torch.Tensor) -> torch.Tensor:
         """All ranks' instances of a symmetric tensor or of a view of one: its shape after a dimension of the ranks.
@@ -250,7 +249,15 @@ class SymmetricHeap:
         open_heaps.remove(self)
         self._memory.close()
 
-    def _allocate(self, call: CollectiveCall, shape: int | Sequence[int], dtype: torch.dtype | None) -> torch.Tensor:
+    def _allocate(
+        self,
+        call: CollectiveCall,
+        shape: int | Sequence[int],
+        dtype: torch.dtype | None,
+        fill: Callable[[torch.Tensor], object] | None = None,
+    ) -> torch.Tensor:
+        """A tensor, which `fill` has filled on all ranks. Mapped memory is filled before the ranks agree, so that they
+        need not meet again afterwards."""
         import torch
 
         self._check_ready(call)
@@ -262,27 +269,47 @@ class SymmetricHeap:
             raise ShapeError(f"a symmetric tensor of shape {extents}", where=call.where)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         check_type("dtype", dtype, "a torch.dtype", torch.dtype)
-        self._agree(call, extents, str(dtype))
-        block = self._place(call, math.prod(extents) * dtype.itemsize)
-        address = self.addresses.address(self.team.rank, block.offset)
-        strides = contiguous_strides(extents)
-        return tensor_at(address, extents, strides, dtype, self.device, self._released.append, block.number)
+        nbytes = math.prod(extents) * dtype.itemsize
 
-    def _agree(self, call: CollectiveCall, shape: tuple[int, ...], dtype: str) -> None:
-        """Exchange the requests and the released blocks. Raises RankMismatchError."""
+        def tensor(offset: int, *on_release: Any) -> torch.Tensor:
+            address = self.addresses.address(self.team.rank, offset)
+            return tensor_at(address, extents, contiguous_strides(extents), dtype, self.device, *on_release)
+
+        with self.team.one_call:  # no other thread takes the memory that is filled
+            offset = None if fill is None else self._ledger.arena.next_offset(nbytes)
+            if fill is not None and offset is not None:
+                fill(tensor(offset, lambda: None))
+                self._memory.wait_idle()
+            block = self._agree(call, extents, str(dtype), None if offset is None else nbytes)
+            block = self._place(call, nbytes) if block is None else block
+            made = tensor(block.offset, self._released.append, block.number)
+            if fill is not None and offset is None:
+                fill(made)
+                self._memory.wait_idle()
+                self._group.all_gather(call, None)
+        return made
+
+    def _agree(
+        self, call: CollectiveCall, shape: tuple[int, ...], dtype: str, filled: int | None
+    ) -> HeapBlock | None:
+        """Exchange the requests and the released blocks; returns the block of `filled` bytes, where they are filled.
+        Raises RankMismatchError."""
         requests = self._group.all_gather(call, _Request(shape, dtype, call.where, self._newly_released()))
-        self._settle([request.released for request in requests])
         own = requests[self.team.rank]
-        for rank, other in enumerate(requests):
-            if (other.shape, other.dtype) != (own.shape, own.dtype):
-                raise RankMismatchError(
-                    f"rank {self.team.rank} allocates {own}, rank {rank} allocates {other}",
-                    hint="all ranks allocate the same symmetric tensors in the same order",
-                    where=[
-                        call.at(f"rank {self.team.rank}"),
-                        CollectiveCall(call.op, None, other.where).at(f"rank {rank}"),
-                    ],
-                )
+        others = [rank for rank, each in enumerate(requests) if (each.shape, each.dtype) != (shape, dtype)]
+        # Not after blocks were released: then it would be placed elsewhere.
+        block = None if filled is None or others else self._ledger.allocate(filled)
+        self._settle([request.released for request in requests])
+        for rank in others:
+            raise RankMismatchError(
+                f"rank {self.team.rank} allocates {own}, rank {rank} allocates {requests[rank]}",
+                hint="all ranks allocate the same symmetric tensors in the same order",
+                where=[
+                    call.at(f"rank {self.team.rank}"),
+                    CollectiveCall(call.op, None, requests[rank].where).at(f"rank {rank}"),
+                ],
+            )
+        return block
 
     def _place(self, call: CollectiveCall, nbytes: int) -> HeapBlock:
         """Allocate a block, in mapped memory or in more. All ranks decide alike. Raises HeapExhaustedError."""
@@ -317,11 +344,6 @@ class SymmetricHeap:
     def _settle(self, released: Sequence[tuple[int, ...]]) -> None:
         self._ledger.settle(released)
         self._told &= {block.number for block in self._ledger.blocks}
-
-    def _filled(self, tensor: torch.Tensor, call: CollectiveCall) -> torch.Tensor:
-        self._memory.wait_idle()
-        self._group.all_gather(call, None)
-        return tensor
 
     def _find(self, tensor: torch.Tensor) -> int | None:
         if tensor.device != self.device or not self._open or tensor.is_sparse:
