@@ -263,9 +263,9 @@ def test_what_is_looked_at_is_compiled_as_the_kernel_is(monkeypatch: pytest.Monk
     monkeypatch.setattr(occupancy, "resident", lambda image, device: Occupancy(1, 1, 1))
     own = SimpleNamespace(
         sizes=(), spared=0, program=SimpleNamespace(name="f"), target=SimpleNamespace(machine=MACHINE),
-        device=SimpleNamespace(index=0), on_all=lambda check: check(),
+        device=SimpleNamespace(index=0),
     )  # fmt: skip
     flags = ["-maxrregcount=64"]
     kernel = SimpleNamespace(target="cuda", pass_configs={"tl.enable_fast_math": True}, compile_flags=flags)
-    grids._check_residency(own, SimpleNamespace(launch=SimpleNamespace(cluster=(1, 1, 1))), kernel)
+    grids.check_residency(own, SimpleNamespace(launch=SimpleNamespace(cluster=(1, 1, 1))), kernel)
     assert seen == [(made.text, "cuda", {"tl.enable_fast_math": True}, flags)]

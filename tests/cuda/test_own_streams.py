@@ -100,8 +100,8 @@ def test_all_programs_stop_and_look_by_one_stream(driver: Driver, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     addresses = SimpleNamespace(stride=1 << 20, slot=lambda rank: rank)
     team = SimpleNamespace(size=2, rank=0)
-    heap = SimpleNamespace(team=team, device=GPU, addresses=addresses, zeros=lambda n, dtype: zeros(n, dtype=dtype))
-    records = [WaitRecords(heap) for _ in range(40)]
+    heap = SimpleNamespace(team=team, device=GPU, addresses=addresses)
+    records = [WaitRecords(heap, zeros(WaitRecords.words_of(2), dtype=torch.int64)) for _ in range(40)]
     watches = [QueueWatch(each, 1, GPU, lambda: None, start=False) for each in records]
     assert {each._stream for each in (*records, *watches)} == {(16, GPU)} and len(driver.made) == 1
     assert timeouts.past_waits is queue_watch.past_waits

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 
 from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap.group import HeapGroup
-from tilescale.errors import RankMismatchError
+from tilescale.errors import RankMismatchError, picklable
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,41 @@ class Facts:
     calibration: str = ""
 
 
-def agree(group: HeapGroup, facts: Facts, code: Callable[[], str]) -> None:
-    """Collective: all ranks call the same program. `code` is its text, which is compared where programs differ. Raises
-    RankMismatchError: they do not, or their choices follow other measurements; names both."""
+def agree(group: HeapGroup, facts: Facts, code: Callable[[], str], error: BaseException | None = None) -> None:
+    """Collective: all ranks call the same program; else raise RankMismatchError, which names both programs, or the
+    measurements that their choices follow.
+
+    Args:
+        group: the ranks.
+        facts: of this rank's program.
+        code: its text, which is compared where programs differ.
+        error: this rank's error in preparing the program; raised on all ranks that call the same one.
+    """
     call = CollectiveCall.here("kernel")
-    everyone = group.all_gather(call, (facts, call.where))
+    everyone = group.all_gather(call, (facts, call.where, sent(error)))
     first = everyone[0][0]
-    for rank, (other, place) in enumerate(everyone):
+    for rank, (other, place, _) in enumerate(everyone):
         if other != first:
             lines = partial(_lines, group, call, code, rank)
             message, hint = _difference(first, other, rank, lines)
             where = [replace(everyone[0][1], what="rank 0"), replace(place, what=f"rank {rank}")]
             raise RankMismatchError(message, hint=hint, where=where)
+    raise_any(error, [each for _, _, each in everyone])
+
+
+def sent(error: BaseException | None) -> BaseException | None:
+    """An error as the other ranks get it."""
+    return None if error is None else picklable(error)
+
+
+def raise_any(own: BaseException | None, errors: Sequence[BaseException | None]) -> None:
+    """Raise this rank's error, or the first one of all ranks."""
+    if own is not None:
+        raise own
+    for rank, error in enumerate(errors):
+        if error is not None:
+            error.__notes__ = [*getattr(error, "__notes__", ()), f"raised on rank {rank}"]
+            raise error
 
 
 def _difference(first: Facts, other: Facts, rank: int, lines: Callable[[], str]) -> tuple[str, str]:

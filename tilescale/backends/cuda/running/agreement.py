@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Agreement of ranks while the kernels of a program are built: whether they compile.
+"""Agreement of ranks while a program is built: whether it is the same one, fits the devices, and compiles.
 
 Every exchange is bounded, and an error of one rank is raised on all. Later calls exchange nothing.
 """
@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowered_cache import source_digest
-from tilescale.comm.agreement import Facts
+from tilescale.comm.agreement import Facts, agree, raise_any, sent
 from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap.group import HeapGroup
 from tilescale.cost.calibrated import origin
-from tilescale.errors import picklable
 from tilescale.hda import Machine
 from tilescale.program.builder import builder_name
 from tilescale.program.model import Program
@@ -38,6 +37,14 @@ def once_per_node(group: HeapGroup, first: bool, make: Callable[[], T]) -> T:
     return made[0]  # type: ignore[return-value]  # nothing was raised
 
 
+def alike(group: HeapGroup, known: Facts, code: Callable[[], str], make: Callable[[], T]) -> T:
+    """Collective: this rank's result of `make`, where all ranks call the same program; an error on any rank is raised
+    on all. Raises RankMismatchError as `agree`."""
+    made, error = _try(make)
+    agree(group, known, code, error)
+    return made  # type: ignore[return-value]  # nothing was raised
+
+
 def on_all(group: HeapGroup, make: Callable[[], T]) -> T:
     """Collective: this rank's result of `make`; an error on any rank is raised on all."""
     made, error = _try(make)
@@ -53,13 +60,7 @@ def _try(make: Callable[[], T]) -> tuple[T | None, BaseException | None]:
 
 
 def _raise_any(group: HeapGroup, call: CollectiveCall, own: BaseException | None) -> None:
-    errors = group.all_gather(call, None if own is None else picklable(own))
-    if own is not None:
-        raise own
-    for rank, error in enumerate(errors):
-        if error is not None:
-            error.__notes__ = [*getattr(error, "__notes__", ()), f"raised on rank {rank}"]
-            raise error
+    raise_any(own, group.all_gather(call, sent(own)))
 
 
 def facts(program: Program, machine: Machine, options: dict[str, Any]) -> Facts:

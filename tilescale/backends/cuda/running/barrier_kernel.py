@@ -62,15 +62,21 @@ class RankBarrier:
             that have ended.
     """
 
-    def __init__(self, heap: SymmetricHeap | Reach, compile: Callable[[Any], Any]):
-        """Collective. `compile` makes a kernel of a traced function."""
+    def __init__(self, heap: SymmetricHeap | Reach, instance: torch.Tensor, compile: Callable[[Any], Any]):
+        """Collective. `instance`: `words_of(ranks)` words of the heap, zero on all ranks; `compile` makes a kernel of a
+        traced function."""
         team = heap.team
         self._kernel = entry(compile(barrier_function(team.size, heap.addresses.stride)))
-        self._instance = heap.zeros(2 * team.size, torch.int64)
-        self.words = self._instance[: team.size]
-        self.everywhere: torch.Tensor = heap.peers(self._instance)
+        self._instance = instance
+        self.words = instance[: team.size]
+        self.everywhere: torch.Tensor = heap.peers(instance)
         self.counts: torch.Tensor = lasting(lambda: torch.zeros(3, dtype=torch.int32, device=heap.device))
         self._slot, self._rank = heap.addresses.slot(team.rank), team.rank
+
+    @staticmethod
+    def words_of(ranks: int) -> int:
+        """Number of words of an instance."""
+        return 2 * ranks
 
     def barrier(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> StreamWork:
         """A launch that adds a barrier to the current stream. `call` is a digest of the facts that all ranks must agree

@@ -15,12 +15,12 @@ from tilescale.backends.base import Compilation
 from tilescale.backends.cuda import headers
 from tilescale.backends.cuda.lowered_cache import cached
 from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_exchange, transports  # noqa: F401 - four register steps
-from tilescale.backends.cuda.running.agreement import facts, on_all, once_per_node
+from tilescale.backends.cuda.running.agreement import alike, facts, on_all, once_per_node
 from tilescale.backends.cuda.running.ahead import compilations, compiler_options
 from tilescale.backends.cuda.running.collectives.workspaces import MessageWorkspaces
 from tilescale.backends.cuda.running.concurrent_grids import concurrent_grids_step
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
-from tilescale.backends.cuda.running.grids import grid_step
+from tilescale.backends.cuda.running.grids import check_residency, grid_step
 from tilescale.backends.cuda.running.memory import ProgramMemory
 from tilescale.backends.cuda.running.moments import kept
 from tilescale.backends.cuda.running.peer_group import PeerGroup, own_addresses, sizes_of
@@ -45,11 +45,11 @@ from tilescale.backends.tilelang.lowering.queued import leads_out
 from tilescale.backends.tilelang.text import REWRITES, STRIDE
 from tilescale.backends.tilelang.upstream_errors import explained
 from tilescale.comm import Team, World, init
-from tilescale.comm.agreement import agree
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
 from tilescale.comm.heap.group import HeapGroup
-from tilescale.errors import LaunchError, Location, UnsupportedError
+from tilescale.errors import Location, UnsupportedError
+from tilescale.hda import Machine
 from tilescale.passes.mod_analysis import written_parameters
 from tilescale.program.arguments import bind
 from tilescale.program.mesh import Mesh
@@ -78,14 +78,11 @@ class DeviceProgram:
         if self.is_alone:
             self.world = self.team = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
         self._group = HeapGroup(self.team)
-        agree(self._group, facts(self.program, machine, self.options), self.program.func.script)
-        self.sizes = sizes_of(self.program, self.team)
-        stride, mapped = (STRIDE, 1) if self.is_alone else (self.peer_group.stride, self.peer_group.size)
-        by_nccl = not settings().share_gpus and nccl.joins(self.team, self.world)
-        by_nvshmem = not self.is_alone and self.heap.provider == nvshmem_link.IMPL
-        target = LoweringTarget(machine, self.sizes, stride, headers.__name__, by_nccl, by_nvshmem)
-        self.target = target.with_mapped(mapped)
-        self.on_all(self._check_machine)
+        if not self.is_alone:
+            self.heap  # noqa: B018 - opened now, where all ranks are
+        known = facts(self.program, machine, self.options)
+        self.target = alike(self._group, known, self.program.func.script, partial(self._target_here, machine))
+        self.sizes = self.target.sizes
         self.sites: list[WaitSite] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self._order = stream_order(self.device)
@@ -106,12 +103,19 @@ class DeviceProgram:
         self._ahead: list[Compilation] | None = None  # its kernels, once they are asked for
         self._loaded: list[Any] = []  # their results, once one is used
 
-    def _check_machine(self) -> None:
-        """Raise the errors of a GPU, or of devices that share memory, other than the machine's."""
+    def _target_here(self, machine: Machine) -> LoweringTarget:
+        """The target of this device. Raises the errors of ranks, a GPU, or devices that share memory, other than the
+        machine's."""
+        stride, mapped = (STRIDE, 1) if self.is_alone else (self.peer_group.stride, self.peer_group.size)
+        by_nccl = not settings().share_gpus and nccl.joins(self.team, self.world)
+        by_nvshmem = not self.is_alone and self.heap.provider == nvshmem_link.IMPL
+        sizes = sizes_of(self.program, self.team)
+        target = LoweringTarget(machine, sizes, stride, headers.__name__, by_nccl, by_nvshmem).with_mapped(mapped)
         if "target" not in self.options:
-            check_gpu(self.target.machine, self.device)
+            check_gpu(machine, self.device)
         if not self.is_alone:
-            self.peer_group.check(self.team, self.target, self.program.launches[0].where)
+            self.peer_group.check(self.team, target, self.program.launches[0].where)
+        return target
 
     def build(self) -> DeviceProgram:
         """Collective: compile the kernels; returns the program."""
@@ -131,22 +135,15 @@ class DeviceProgram:
 
     @property
     def transport(self) -> transports.Transport:
-        """The transport to devices without shared memory. Collective: the first use opens it. Raises LaunchError."""
-        if not self.target.nccl:
-            raise LaunchError(
-                f"{self.program.name!r} runs on several nodes, and NCCL, which joins them, takes neither two ranks on "
-                "one GPU nor a part of a job whose ranks have not all joined it",
-                hint="give each rank a GPU; before a part of the job runs it, call "
-                'torch.distributed.init_process_group("nccl") on all ranks, without device_id',
-                where=self.program.launches[0].where,
-            )
+        """The transport to devices without shared memory. Collective: the first use opens it. Raises as
+        `transports.of`."""
         if self._transport is None:
             self._transport = transports.of(self, self.peer_group.size)
         return self._transport
 
     @property
     def queue_transport(self) -> transports.Transport:
-        """The transport of the copy queue. Collective: a build's first use opens it. Raises LaunchError."""
+        """The transport of the copy queue. Collective: a build's first use opens it. Raises as `transports.of`."""
         assert self.transport
         if self._queue_transport is None:
             self._queue_transport = transports.of(self, self.peer_group.size, for_queue=True)
@@ -220,12 +217,17 @@ class DeviceProgram:
         return self._on_node(stock.TextCompilation(text, self._code_target))
 
     def _compiled(self, made: Any) -> Any:
-        """The kernel, or the code. Raises ShapeError, UnsupportedError: stock TileLang cannot compile it."""
+        """The kernel, or the code. Raises ShapeError, UnsupportedError: stock TileLang cannot compile it; and as
+        `check_residency`, for a grid."""
         if isinstance(made, stock.TextCompilation):
             return made.run()
         generate = partial(stock.generate, target=self._code_target, pass_configs=self.options.get("pass_configs"))
         with explained(made.func, generate, self.program.launches[0].where):
-            return made.run()
+            kernel = made.run()
+        for grid in self._lowered.grids:
+            if grid.kernel.func is made.func:
+                check_residency(self, grid, kernel)
+        return kernel
 
     def _on_node(self, made: Compilation) -> Any:
         """The result of a compilation: one rank of a node runs it first. Those compiled ahead are loaded together."""

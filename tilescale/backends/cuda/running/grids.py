@@ -22,17 +22,13 @@ from tilescale.program.waiting import first_wait, waits_across
 def grid_step(context: ProgramContext, grid: LoweredGrid) -> CallStep:
     """A grid as a step. Collective: all ranks compile it, or find it compiled.
 
-    Raises:
-        LaunchError: programs of the grid wait for one another, and do not fit on the device together; or they wait for
-            a copy queue that needs SMs, and the grid leaves it none.
-        GeneratedTextError, AllocationTooLargeError: as `KernelCheck`.
+    Raises GeneratedTextError, AllocationTooLargeError: as `KernelCheck`; LaunchError: as `check_residency`.
     """
     lowered, launch = grid.kernel, grid.launch
     by_nvshmem = nvshmem_link.IMPL in lowered.libraries
     if by_nvshmem:
         context.on_all(lambda: nvshmem_link.prepare(context.heap, context.options, launch.where))
     kernel = context.compile(lowered.func, check_of(lowered, context.program, context.target.machine))
-    _check_residency(context, grid, kernel)
     run = stock.entry(kernel)
     if by_nvshmem:
         run = nvshmem_link.started(run, launch.where)
@@ -49,7 +45,7 @@ def grid_step(context: ProgramContext, grid: LoweredGrid) -> CallStep:
     return bind
 
 
-def _check_residency(context: ProgramContext, grid: LoweredGrid, kernel: Any) -> None:
+def check_residency(context: ProgramContext, grid: LoweredGrid, kernel: Any) -> None:
     """Check that a grid fits on the device: whole, if its programs wait for one another; next to the message kernels,
     if it waits for messages of the queue. Raises LaunchError."""
     sizes, launch = dict(context.sizes), grid.launch
@@ -57,15 +53,12 @@ def _check_residency(context: ProgramContext, grid: LoweredGrid, kernel: Any) ->
     waiting = first_wait(grid, launch) if context.spared else None
     if where is None and waiting is None:
         return
-    def check() -> None:
-        made = stock.compiled(kernel)
-        text = next(kernels(made.text))
-        code = stock.device_code(made.text, kernel.target, kernel.pass_configs, kernel.compile_flags or ())
-        image = occupancy.KernelImage(code, text.name, text.threads, made.dynamic_shared, launch.cluster)
-        room = occupancy.resident(image, context.device.index)
-        if where is not None:
-            occupancy.check_resident(context.program.name, programs(launch, sizes), room, where)
-        if waiting is not None:
-            occupancy.check_spared(context.program.name, programs(launch, sizes), room, context.spared, waiting)
-
-    context.on_all(check)
+    made = stock.compiled(kernel)
+    text = next(kernels(made.text))
+    code = stock.device_code(made.text, kernel.target, kernel.pass_configs, kernel.compile_flags or ())
+    image = occupancy.KernelImage(code, text.name, text.threads, made.dynamic_shared, launch.cluster)
+    room = occupancy.resident(image, context.device.index)
+    if where is not None:
+        occupancy.check_resident(context.program.name, programs(launch, sizes), room, where)
+    if waiting is not None:
+        occupancy.check_spared(context.program.name, programs(launch, sizes), room, context.spared, waiting)

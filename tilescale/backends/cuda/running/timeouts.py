@@ -104,11 +104,10 @@ class WaitRecords:
         moments: two words for each moment that blocks record, if they do (sync.cuh).
     """
 
-    def __init__(self, heap: SymmetricHeap | Reach, moments: int = 0):
-        """Collective. `moments` is the number of those that all blocks record."""
+    def __init__(self, heap: SymmetricHeap | Reach, words: torch.Tensor, moments: int = 0):
+        """`words`: `words_of(ranks)` words of the heap; `moments`: the number of those that all blocks record."""
         ranks, rank = heap.team.size, heap.team.rank
-        self._heap = heap
-        self._words = heap.zeros(HEAD + ROW * ranks, torch.int64)
+        self._heap, self._words = heap, words
         self.device = self._words[:HEAD]
         self._host, self._stop = next(_unused), _stop_word()
         self._stopped = self._host.numpy().data  # read in less time than the array
@@ -117,6 +116,11 @@ class WaitRecords:
         self.moments = torch.zeros(2 * moments, dtype=torch.int64, device=heap.device if moments else "cpu")
         self._head.append(self.moments.data_ptr())
         self.clear()
+
+    @staticmethod
+    def words_of(ranks: int) -> int:
+        """Number of words of an array."""
+        return HEAD + ROW * ranks
 
     @property
     def stopped(self) -> bool:

@@ -19,6 +19,7 @@ from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.comm.heap.lasting import lasting
+from tilescale.errors import LaunchError
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,16 @@ class NcclTransport:
 
 def of(context: ProgramContext, group: int, *, for_queue: bool = False) -> Transport:
     """The transport between groups of `group` devices that share memory; `for_queue` limits it to few SMs, with its own
-    order of operations, for use concurrent with the device's other work. Collective."""
+    order of operations, for use concurrent with the device's other work. Collective. Raises LaunchError: NCCL does not
+    join these ranks."""
+    if not context.target.nccl:
+        raise LaunchError(
+            f"{context.program.name!r} runs on several nodes, and NCCL, which joins them, takes neither two ranks on "
+            "one GPU nor a part of a job whose ranks have not all joined it",
+            hint="give each rank a GPU; before a part of the job runs it, call "
+            'torch.distributed.init_process_group("nccl") on all ranks, without device_id',
+            where=context.program.launches[0].where,
+        )
     return NcclTransport(context, group, QUEUE_SMS if for_queue else None)
 
 

@@ -60,8 +60,10 @@ class WaitGuard:
         self._program, self._world, self._device, self._limit_ns = program, world, heap.device, limit_ns
         self._group, self._near = HeapGroup(team), heap.team
         self.sites = sites
-        self.records: WaitRecords = WaitRecords(heap, moments)
-        self.ranks: RankBarrier = RankBarrier(heap, compile)
+        sizes = [WaitRecords.words_of(heap.team.size), RankBarrier.words_of(heap.team.size)]
+        records, barriers = heap.zeros(sum(sizes), torch.int64).split(sizes)  # ranks meet for each allocation
+        self.records: WaitRecords = WaitRecords(heap, records, moments)
+        self.ranks: RankBarrier = RankBarrier(heap, barriers, compile)
         self._error: TileScaleError | None = None
         _watch(self)
 
