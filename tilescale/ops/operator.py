@@ -75,7 +75,7 @@ class Operator:
 
         def by_name(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             given = dict(zip(arguments, inputs, strict=True))
-            ctx.save_for_backward(*_tensors([given.pop(name) for name in saved]))
+            ctx.save_for_backward(*_tensors([given.pop(name) for name in saved])[0])
             for name, x in given.items():
                 setattr(ctx, name, x if not arguments[name] else bool(x) if x.__class__ is list else x is not None)
 
@@ -98,24 +98,24 @@ class Operator:
         made = self._repeated.replay(given)
         if made is not NotImplemented:
             return made
-        tensors = _tensors(given)
-        special = [x for x in tensors if x.__class__ not in PLAIN]
-        if any([x.is_meta for x in tensors]) or not all(map(is_dtensor, special)):
+        tensors, counts = _tensors(given)
+        is_plain = PLAIN.issuperset(map(type, tensors))
+        if any([x.is_meta for x in tensors]) or not (is_plain or all([_is_shard(x) for x in tensors])):
             return self._dispatched(*given)
         if differentiates(tensors):
-            return self._differentiated(given, tensors, self._called)
-        return self._called(list(map(_shard, given)))
+            return self._differentiated(given, tensors, counts, self._called)
+        return self._called(given if is_plain else list(map(_shard, given)))
 
     def _called_by_dispatcher(self, *given: Any) -> Any:
         """Entry for PyTorch's dispatcher: skips the layers below autograd if no mode or tracer is active."""
         made = NotImplemented if (is_seen := somebody_looks()) else self._repeated.replay(given)
         if made is not NotImplemented:
             return made
-        tensors = _tensors(given)
-        is_plain = not is_seen and all([x.__class__ in PLAIN and not x.is_meta for x in tensors])
+        tensors, counts = _tensors(given)
+        is_plain = not is_seen and PLAIN.issuperset(map(type, tensors)) and not any([x.is_meta for x in tensors])
         call = self._called if is_plain else self._called_below_autograd
         if differentiates(tensors):
-            return self._differentiated(given, tensors, call)
+            return self._differentiated(given, tensors, counts, call)
         return call(given if is_plain else list(map(_shard, given)))
 
     def _called(self, given: Sequence[Any]) -> Any:
@@ -125,8 +125,10 @@ class Operator:
         with torch._C._AutoDispatchBelowAutograd():
             return self._dispatched(*given)
 
-    def _differentiated(self, given: Sequence[Any], tensors: Sequence[torch.Tensor], call: _Call) -> Any:
-        made = _apply(self, call, given, *tensors)
+    def _differentiated(
+        self, given: Sequence[Any], tensors: Sequence[torch.Tensor], counts: Sequence[int], call: _Call
+    ) -> Any:
+        made = _apply(self, call, given, counts, *tensors)
         return list(made) if self._gives_list else made
 
     def differentiated(self, ctx: Any, call: _Call, given: Sequence[Any]) -> Any:
@@ -139,7 +141,7 @@ class Operator:
             if ahead.met() > met:
                 dry = _DryContext()
                 self._setup(dry, given, made)
-                self.gradients(dry, dry.zeros(_tensors([made])))
+                self.gradients(dry, dry.zeros(_tensors([made])[0]))
         return tuple(made) if self._gives_list else made
 
     def gradients(self, ctx: Any, grads: Sequence[Any]) -> Sequence[Any]:
@@ -223,10 +225,10 @@ class _AutogradStep(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: D102
-        ctx: Any, operator: Operator, call: _Call, given: Sequence[Any], *tensors: torch.Tensor
+        ctx: Any, operator: Operator, call: _Call, given: Sequence[Any], counts: Sequence[int], *tensors: torch.Tensor
     ) -> Any:
-        ctx.operator, ctx.counts, ctx.lies = operator, list(map(_count, given)), None
-        if not all([x.__class__ in PLAIN for x in tensors]):
+        ctx.operator, ctx.counts, ctx.lies = operator, counts, None
+        if not PLAIN.issuperset(map(type, tensors)):
             ctx.lies = [DTensorPlacement.of(x) if is_dtensor(x) else None for x in tensors]
             given = [_shard(x) for x in given]
         return operator.differentiated(ctx, call, given)
@@ -239,7 +241,7 @@ class _AutogradStep(torch.autograd.Function):
         if ctx.lies is not None:
             pairs = zip(found, ctx.lies, strict=True)
             found = [x if lies is None else lies.made_of(with_own_storage(x)) for x, lies in pairs]
-        return None, None, None, *found
+        return None, None, None, None, *found
 
 
 _apply = super(torch.autograd.Function, _AutogradStep).apply
@@ -287,14 +289,22 @@ def nobody_looks() -> bool:
     return not _dispatching() and _transforming() is None and not _profiling() and _tracing() is None
 
 
-def _tensors(given: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors among arguments, and in lists among them."""
-    flat = [x for each in given for x in (each if isinstance(each, list) else (each,))]
-    return [x for x in flat if isinstance(x, torch.Tensor)]
+def _tensors(given: Sequence[Any]) -> tuple[list[torch.Tensor], list[int]]:
+    """The tensors among arguments, and in lists among them; and how many of them each argument is."""
+    tensors: list[torch.Tensor] = []
+    counts = []
+    for x in given:
+        found: Sequence[torch.Tensor] = [y for y in x if isinstance(y, torch.Tensor)] if isinstance(x, list) else ()
+        if isinstance(x, torch.Tensor):
+            found = (x,)
+        tensors += found
+        counts.append(len(found))
+    return tensors, counts
 
 
-def _count(x: Any) -> int:
-    return sum(map(_count, x)) if isinstance(x, list) else int(isinstance(x, torch.Tensor))
+def _is_shard(x: torch.Tensor) -> bool:
+    """Whether an operator takes it for a plain tensor."""
+    return x.__class__ in PLAIN or is_dtensor(x)
 
 
 def _shard(x: Any) -> Any:
