@@ -12,7 +12,14 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.running import call_table
-from tilescale.backends.cuda.running.call_table import CallStep, CallTable, Reading, RecordedCall, TensorNumber
+from tilescale.backends.cuda.running.call_table import (
+    CallStep,
+    CallTable,
+    Reading,
+    RecordedCall,
+    TensorNumber,
+    TensorView,
+)
 
 CPU, MOST_FORMS = 1, 1024  # as DLPack numbers it; as native/calls.c
 Pair = namedtuple("Pair", "one other")
@@ -142,15 +149,17 @@ def test_steps_are_executed_with_their_arguments(table: CallTable):
         CallStep(torch.split, (TensorNumber(2), 2), {}, True),
         CallStep(operator.methodcaller("mul_", 2.0), (TensorNumber(3),), {}, False),
         CallStep(torch.cat, (Reading(lambda tensors: tensors[3:]),), {"dim": 0}, True),
+        CallStep(torch.neg, (TensorView(5, (2, 2), (1, 2), 0),), {}, True),
     ]
-    table.record(kept, of(steps, Reading(lambda tensors: [tensors[-1], len(tensors)])))
+    table.record(kept, of(steps, Reading(lambda tensors: [*tensors[-2:], len(tensors)])))
     for _ in range(3):
         x, y = torch.randn(4), torch.randn(4)
-        made, count = table.replay((x, y, 2.0))
+        made, turned, count = table.replay((x, y, 2.0))
         want = x + 3 * y
         want[:2] *= 2
         torch.testing.assert_close(made, want)
-        assert count == 6, "two given, and four made"
+        torch.testing.assert_close(turned, -want.view(2, 2).t())
+        assert count == 7, "two given, and five made"
     assert table.replay((x, y, 3.0)) is NotImplemented
     table.record(kept, None)
     assert table.replay((x, y, 2.0)) is NotImplemented

@@ -44,18 +44,19 @@ typedef struct {
   PyObject *not_replayed;                                      // the result of a call that is to be made by Python
   PyObject *records_grads, *is_negative, *is_conjugate;        // functions of PyTorch
   PyObject *requires_grad;                                     // the name of that attribute
+  PyObject *view_of;  // a tensor, shape, strides, and offset in elements
   const DLPackExchangeAPI *exchange;
   int64_t device_type;  // of tensors whose calls are recorded
 } Python;
 
-// An argument of a step: a tensor by number, among those of the caller and those made by steps; what `value` returns for a
-// list of all; or `value` itself.
+// An argument of a step: a tensor by number, among those of the caller and those made by steps; a view of one, `value` is
+// its shape, strides and offset; the result of `value` for a list of all tensors; or `value` itself.
 typedef struct {
   int64_t kind, number;
   PyObject *value;
 } Argument;
 
-enum { TENSOR_ARGUMENT, READ_ARGUMENT, VALUE_ARGUMENT };
+enum { TENSOR_ARGUMENT, VIEW_ARGUMENT, READ_ARGUMENT, VALUE_ARGUMENT };
 
 // A launch (`record`), or a call of `function`, whose results are tensors of later steps if it `keeps` them. `names`: of the
 // last arguments, or NULL. `later`: it follows anything that cannot be undone.
@@ -297,6 +298,11 @@ static PyObject *read(const Tensors *all, PyObject *reader) {
 // A new reference, or NULL for an error.
 static PyObject *value_of(const Tensors *all, const Argument *argument) {
   if (argument->kind == READ_ARGUMENT) return read(all, argument->value);
+  if (argument->kind == VIEW_ARGUMENT) {
+    PyObject *given[4] = {all->tensor[argument->number]};
+    for (int i = 1; i < 4; ++i) given[i] = PyTuple_GetItem(argument->value, i - 1);
+    return PyObject_Vectorcall(all->python->view_of, given, 4, NULL);
+  }
   PyObject *value = argument->kind == TENSOR_ARGUMENT ? all->tensor[argument->number] : argument->value;
   Py_IncRef(value);
   return value;

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-defined]
 
 from tilescale.backends.cuda.running.native import ReplayRecord, loaded_code, ranges
 
@@ -25,6 +26,15 @@ class TensorNumber(NamedTuple):
     number: int
 
 
+class TensorView(NamedTuple):
+    """An argument or result: a view of a tensor, by its number; strides and offset are in elements of the tensor."""
+
+    number: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
 class Reading(NamedTuple):
     """An argument or result: the result of a function of the list of all tensors."""
 
@@ -35,7 +45,7 @@ class CallStep(NamedTuple):
     """A step that calls a function.
 
     Attributes:
-        arguments: a TensorNumber, a Reading, or the value itself for each one.
+        arguments: a TensorNumber, a TensorView, a Reading, or the value itself for each one.
         named: further arguments, by name.
         keeps: whether the results are tensors of later steps.
     """
@@ -116,12 +126,14 @@ class RecordedCall:
         return made
 
 
-_TENSOR, _READING, _VALUE = range(3)
+_TENSOR, _VIEW, _READING, _VALUE = range(4)
 
 
 def _argument(x: Any) -> _Argument:
     if isinstance(x, TensorNumber):
         return _Argument(_TENSOR, x.number)
+    if isinstance(x, TensorView):
+        return _Argument(_VIEW, x.number, tuple(x[1:]))
     return _Argument(_READING, 0, x.read) if isinstance(x, Reading) else _Argument(_VALUE, 0, x)
 
 
@@ -164,6 +176,7 @@ class _Python(ctypes.Structure):
         *((name, ctypes.py_object) for name in ("tensor", "parameter", "tuple", "list", "dict", "none")),
         *((name, ctypes.py_object) for name in ("not_replayed", "records_grads", "is_negative", "is_conjugate")),
         ("requires_grad", ctypes.py_object),
+        ("view_of", ctypes.py_object),
         ("exchange", ctypes.c_void_p),
         ("device_type", ctypes.c_int64),
     )
@@ -172,12 +185,13 @@ class _Python(ctypes.Structure):
 @cache
 def _python() -> _Python:
     """Objects of Python and PyTorch for the code in C, which reads tensors by DLPack's DLPackExchangeAPI."""
+    # Views as in inductor's graphs, without the dispatcher. Autograd, which forbids changes of views, sees plain tensors.
     types = torch.Tensor, torch.nn.Parameter, tuple, list, dict
     functions = torch.is_grad_enabled, torch.Tensor.is_neg, torch.Tensor.is_conj
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     exchange = pointer(torch.Tensor.__dlpack_c_exchange_api__, _CAPSULE) 
-    return _Python(*types, None, NotImplemented, *functions, "requires_grad", exchange, CUDA)
+    return _Python(*types, None, NotImplemented, *functions, "requires_grad", _reinterpret_tensor, exchange, CUDA)
 
 
 @cache

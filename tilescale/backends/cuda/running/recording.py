@@ -28,6 +28,7 @@ from tilescale.backends.cuda.running.call_table import (
     Reading,
     RecordedCall,
     TensorNumber,
+    TensorView,
     set_busy,
 )
 from tilescale.backends.cuda.running.native import PLACES, ReplayGraph, ReplayRecord, ReplaySource, ReplayStep
@@ -73,18 +74,17 @@ class ProgramState(NamedTuple):
 
 
 class RecordedView(NamedTuple):
-    """A tensor by its number, among those of the caller and those made by steps; or a view of it."""
+    """A tensor by its number, among those of the caller and those made by steps; or a view of it: its type, if that is
+    another one, shape, strides and offset."""
 
     number: int
-    form: tuple[torch.dtype, Sequence[int], Sequence[int], int] | None
+    form: tuple[torch.dtype | None, tuple[int, ...], tuple[int, ...], int] | None
 
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The view, of elements of any type."""
         assert self.form is not None
         base, (dtype, shape, stride, offset) = tensors[self.number], self.form
-        if base.dtype is not dtype:
-            base = base.view(-1).view(dtype)
-        # As in inductor's graphs, without the dispatcher. To autograd, which forbids changes of views, it is not one.
-        return _reinterpret_tensor(base, shape, stride, offset)
+        return _reinterpret_tensor(base if dtype is None else base.view(-1).view(dtype), shape, stride, offset)
 
 
 def _allocation_like(x: torch.Tensor) -> CallStep:
@@ -219,7 +219,8 @@ class Recording(TorchDispatchMode):
                 if same and not x.is_neg():
                     return RecordedView(i, None)
                 self._is_complete &= not x.is_neg() and (x.dtype is base.dtype or base.is_contiguous())
-                return RecordedView(i, (x.dtype, x.shape, x.stride(), (first - begin) // x.dtype.itemsize))
+                dtype, offset = None if x.dtype is base.dtype else x.dtype, (first - begin) // x.dtype.itemsize
+                return RecordedView(i, (dtype, tuple(x.shape), x.stride(), offset))
             if first < behind and begin < end:  # partly outside of a known tensor
                 self.fail()
         return None
@@ -317,7 +318,10 @@ class _CallBounds:
 def _argument(template: Any) -> Any:
     """An argument or result, in lists and tuples or not, that has views for tensors, as a step takes it."""
     if isinstance(template, RecordedView):
-        return TensorNumber(template.number) if template.form is None else Reading(template.of)
+        if template.form is None:
+            return TensorNumber(template.number)
+        dtype, shape, stride, offset = template.form
+        return TensorView(template.number, shape, stride, offset) if dtype is None else Reading(template.of)
     return Reading(_reader(template)) if isinstance(template, list | tuple) else template
 
 
