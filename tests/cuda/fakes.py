@@ -18,11 +18,20 @@ from tests.cuda.support import lowered
 from tilescale.backends.cuda.running import execute, native, replay, stream_order
 from tilescale.backends.cuda.running.collectives import exchanges
 from tilescale.backends.cuda.running.graph_nodes import CapturedNode
+from tilescale.backends.cuda.running.plans import ALIGNED
 from tilescale.backends.cuda.running.recording import recorded_memory
 from tilescale.comm import World
 from tilescale.errors import DeviceError
 
 STREAM = 7
+
+
+def aligned(*shape: int, grad: bool = False) -> torch.Tensor:
+    """Random numbers where a GPU's allocator would put them, not adjacent to other tensors."""
+    count = math.prod(shape)
+    room = torch.randn(count + 2 * ALIGNED)
+    first = -room.data_ptr() % ALIGNED // room.itemsize
+    return room[first : first + count].view(shape).detach().requires_grad_(grad)
 
 
 class Heap:

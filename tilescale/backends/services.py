@@ -3,14 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from tilescale.comm import World
+
+
+class OperatorCall(NamedTuple):
+    """A call of an operator that autograd has seen.
+
+    Attributes:
+        function: calls the operator in this way again.
+        given: the arguments.
+        made: the result, or a list of results.
+    """
+
+    function: Callable[..., Any]
+    given: Sequence[Any]
+    made: Any
+
+
+Noted = Callable[[Callable[[], Any]], tuple[Any, OperatorCall | None]]
+"""Calls a function; returns its result, and the only call of an operator that autograd has seen meanwhile, if there is
+one."""
 
 
 class RepeatedCalls(Protocol):
@@ -18,7 +37,7 @@ class RepeatedCalls(Protocol):
 
     Attributes:
         replay: takes the arguments of a call, as one tuple. Returns the result of a recorded call; NotImplemented, and
-            nothing done, if there is none, or autograd is to see the call.
+            nothing done, if there is none.
     """
 
     @property
@@ -36,7 +55,7 @@ class DeviceServices:
     """Functions of a back end on its devices. Their modules load without devices.
 
     Attributes:
-        repeated: records calls of a function.
+        repeated: records calls of a function; given a `Noted` function, also calls for autograd to see.
         not_recorded: marks the current call as one that cannot be recorded.
         is_eager: whether calls launch work on a device now: there is one, and no graph captures its current stream.
         recorders: number of active PyTorch modes that record calls.
@@ -50,7 +69,7 @@ class DeviceServices:
         library: the folder of the library by which kernels reach other hosts. Raises DependencyError.
     """
 
-    repeated: Callable[[Callable[..., Any]], RepeatedCalls]
+    repeated: Callable[..., RepeatedCalls]
     not_recorded: Callable[[], None]
     is_eager: Callable[[], bool]
     recorders: Callable[[], int]

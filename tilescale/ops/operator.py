@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from tilescale.backends import device_services
+from tilescale.backends.services import OperatorCall
 from tilescale.hda.current import current_machine, use_machine
 from tilescale.ops.dtensors import DTensorPlacement, is_dtensor, with_own_storage
 from tilescale.runtime import ahead
@@ -103,8 +104,15 @@ class Operator:
         if any([x.is_meta for x in tensors]) or not (is_plain or all([_is_shard(x) for x in tensors])):
             return self._dispatched(*given)
         if differentiates(tensors):
-            return self._differentiated(given, tensors, counts, self._called)
+            made = self._differentiated(given, tensors, counts, self._called)
+            if _notes is not None:
+                _notes.append(OperatorCall(self._with_gradients, given, made))
+            return made
         return self._called(given if is_plain else list(map(_shard, given)))
+
+    def _with_gradients(self, *given: Any) -> Any:
+        """A call of the form of one that was noted."""
+        return self._differentiated(given, *_tensors(given), self._called)
 
     def _called_by_dispatcher(self, *given: Any) -> Any:
         """Entry for PyTorch's dispatcher: skips the layers below autograd if no mode or tracer is active."""
@@ -158,6 +166,21 @@ class Operator:
     def _gradients(self, kept: Sequence[Any], saved: Sequence[Any], grads: Sequence[Any]) -> Any:
         ctx = SimpleNamespace(saved_tensors=saved, **dict(zip(kept[::2], kept[1::2], strict=True)))
         return self._backward(ctx, list(grads)) if self._gives_list else self._backward(ctx, *grads)
+
+
+_notes: list[OperatorCall] | None = None
+
+
+def noted(function: Callable[[], Any]) -> tuple[Any, OperatorCall | None]:
+    """The result of a function, and the only call of an operator that autograd has seen meanwhile, if there is one."""
+    global _notes
+    notes: list[OperatorCall] = []
+    _notes = notes
+    try:
+        made = function()
+    finally:
+        _notes = None
+    return made, notes[0] if len(notes) == 1 else None
 
 
 _MACHINE_STAYS = nullcontext()

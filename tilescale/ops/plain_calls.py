@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch.compiler import is_compiling
 
 from tilescale.backends import device_services
-from tilescale.ops.operator import nobody_looks
+from tilescale.ops.operator import nobody_looks, noted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,10 +21,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 def plain_calls_repeat(function: F) -> F:
     """Record calls of a function that gives tensors, in lists or tuples or not, and whose other arguments are hashable.
 
-    Calls that a compiler, autograd, a mode or a profiler is to see are those of the function, and so are calls with
-    tensors of another class. Recorded calls raise errors that all ranks raise: so it is applied to `collective`.
+    Calls that a compiler, a mode or a profiler is to see are those of the function, and so are calls with tensors of
+    another class. A call for autograd to see is recorded if one operator does all of it: later ones call that operator.
+    Recorded calls raise errors that all ranks raise: so it is applied to `collective`.
     """
-    repeated = device_services().repeated(lambda args, options: function(*args, **options))
+    repeated = device_services().repeated(lambda args, options: function(*args, **options), noted)
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:

@@ -99,9 +99,10 @@ typedef struct {
 } Form;
 
 // The forms of a function's calls. `state` returns what a call depends on besides its arguments, `make` Python's part of a
-// new form.
+// new form. Calls for autograd to see are forms of their own, or have none.
 typedef struct {
   const Python *python;
+  int64_t sees_gradients;
   Table table;
   PyObject *state, *make;
   int64_t count;
@@ -113,7 +114,7 @@ static int32_t busy;  // a call is recorded, in any thread
 
 void set_busy(int32_t is_busy) { busy = is_busy; }
 
-enum { SAME = 'S', OBJECT = 'O', TUPLE = '(', LIST = '[', DICT = '{' };
+enum { SAME = 'S', GRADIENT = 'G', OBJECT = 'O', TUPLE = '(', LIST = '[', DICT = '{' };
 
 static int add_word(Call *call, int64_t word) {
   if (call->words == MOST_WORDS) return 0;
@@ -145,10 +146,12 @@ static int add_given_tensor(const Calls *calls, Given *given, PyObject *tensor) 
   DLTensor view;
   if (given->tensors == MOST_VALUES) return 0;
   if (python->exchange->dltensor_from_py_object_no_sync(tensor, &view)) return PyErr_Clear(), 0;
-  if (view.device.device_type != python->device_type || differentiates(python, tensor)) return 0;
+  const int for_autograd = differentiates(python, tensor);
+  if (view.device.device_type != python->device_type || (for_autograd && !calls->sees_gradients)) return 0;
   if (is_true(PyObject_Vectorcall(python->is_negative, &tensor, 1, NULL))) return 0;
   if (view.dtype.code == kDLComplex && is_true(PyObject_Vectorcall(python->is_conjugate, &tensor, 1, NULL))) return 0;
   given->tensor[given->tensors] = tensor;
+  if (for_autograd && !add_word(&given->call, GRADIENT)) return 0;
   return add_tensor(&calls->table, &given->call, given->tensors++, &view);
 }
 
@@ -419,10 +422,10 @@ static PyObject *form_of(PyObject *self, PyObject *arguments) {
 PyMethodDef replay_method = {"replay", replay, METH_O, "replay(arguments): the result of a recorded call, or NotImplemented"};
 PyMethodDef form_method = {"form", form_of, METH_O, "form(arguments): the form's object and the tensors, or None"};
 
-Calls *calls_new(const Python *python, const Range *symmetric, int64_t count, PyObject *state, PyObject *make) {
+Calls *calls_new(const Python *python, const Range *symmetric, int64_t count, PyObject *state, PyObject *make, int64_t sees) {
   Calls *calls = (Calls *)calloc(1, sizeof *calls);
   if (!calls) return NULL;
-  calls->python = python, calls->state = state, calls->make = make;
+  calls->python = python, calls->state = state, calls->make = make, calls->sees_gradients = sees;
   calls->table.symmetric = symmetric, calls->table.symmetric_count = count;
   return calls;
 }

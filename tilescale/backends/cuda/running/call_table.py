@@ -144,19 +144,27 @@ class CallTable:
         replay: takes a call's arguments, tensors among them also in tuples, lists and dictionaries. Returns the result
             of the recorded call; NotImplemented, and nothing done, if there is none.
         form: takes them, and returns the object that is kept for the form of the call, which may be new, and the
-            tensors; None for arguments without a form: tensors of another class or device, or for autograd to see, and
-            values that cannot be hashed.
+            tensors; None for arguments without a form: tensors of another class or device, values that cannot be
+            hashed, and tensors for autograd to see if the table has no such forms.
     """
 
-    def __init__(self, symmetric: Sequence[tuple[int, int]], state: Callable[[], Any], make: Callable[[], Any]):
+    def __init__(
+        self,
+        symmetric: Sequence[tuple[int, int]],
+        state: Callable[[], Any],
+        make: Callable[[], Any],
+        sees_gradients: bool = False,
+    ):
         """`state` returns further facts on which a call depends, `make` the object of a new form.
 
         Args:
             symmetric: begin and end of addresses that are a part of a form.
+            sees_gradients: whether calls for autograd to see have forms, of their own.
         """
         code = _loaded()
         self._kept = ranges(symmetric), state, make
-        self._table = code.calls_new(ctypes.addressof(_python()), self._kept[0], len(symmetric), state, make)
+        given = ctypes.addressof(_python()), self._kept[0], len(symmetric), state, make, sees_gradients
+        self._table = code.calls_new(*given)
         self.replay, self.form = (_builtin(code, name, self._table) for name in ("replay_method", "form_method"))
         self._record = code.calls_record
         weakref.finalize(self, code.calls_free, self._table).atexit = False  # others' functions may call, too
@@ -185,7 +193,7 @@ class _Python(ctypes.Structure):
 @cache
 def _python() -> _Python:
     """Objects of Python and PyTorch for the code in C, which reads tensors by DLPack's DLPackExchangeAPI."""
-    # Views as in inductor's graphs, without the dispatcher. Autograd, which forbids changes of views, sees plain tensors.
+    # Views as in inductor's graphs, without the dispatcher: to autograd, which forbids changes of views, plain tensors.
     types = torch.Tensor, torch.nn.Parameter, tuple, list, dict
     functions = torch.is_grad_enabled, torch.Tensor.is_neg, torch.Tensor.is_conj
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -200,7 +208,7 @@ def _loaded() -> ctypes.PyDLL:
     code = ctypes.PyDLL(loaded_code().plain._name)
     address, number, object_ = ctypes.c_void_p, ctypes.c_int64, ctypes.py_object
     for name, result, *given in (
-        ("calls_new", address, address, address, number, object_, object_),
+        ("calls_new", address, address, address, number, object_, object_, number),
         ("calls_record", None, address, object_, address),
         ("calls_free", None, address),
         ("set_busy", None, ctypes.c_int32),

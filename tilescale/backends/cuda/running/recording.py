@@ -34,6 +34,7 @@ from tilescale.backends.cuda.running.call_table import (
 from tilescale.backends.cuda.running.native import PLACES, ReplayGraph, ReplayRecord, ReplaySource, ReplayStep
 from tilescale.backends.cuda.running.stream_order import StreamOrder, stream_order
 from tilescale.backends.cuda.running.wait_guard import WaitGuard
+from tilescale.backends.services import OperatorCall
 from tilescale.comm import init
 
 _ALLOCATIONS = {
@@ -55,6 +56,9 @@ Reader = Callable[[list[torch.Tensor]], Any]
 """Returns arguments or results, given all tensors of a call."""
 
 _COPY = torch.ops.aten.copy_.default
+
+NO_STREAM = 0
+"""The stream of a call that launches nothing itself."""
 
 _DYNAMIC = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
@@ -370,6 +374,25 @@ def recorded(function: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> tu
         _current = None
         set_busy(False)
     return made, recording.finished(made)
+
+
+def operator_call(call: OperatorCall, tensors: Sequence[torch.Tensor], made: Any) -> RecordedCall | None:
+    """The record of a function's call that has made this of these tensors, by the call of an operator; None if it has
+    changed the arguments, or the results, in another way than by passing some of them."""
+    results = call.made if isinstance(call.made, list) else [call.made]
+    numbers = {id(x): i for i, x in enumerate([*tensors, *results])}
+
+    def template(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return RecordedView(numbers[id(x)], None)
+        return type(x)(map(template, x)) if x.__class__ is list or x.__class__ is tuple else x
+
+    try:
+        arguments, result = [_argument(template(x)) for x in call.given], _argument(template(made))
+    except KeyError:
+        return None
+    step = CallStep(call.function, arguments, {}, True)
+    return RecordedCall([step], result, lambda: NO_STREAM, lambda: None, lambda status: None)
 
 
 class RecordedMemory:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from tilescale.backends.cuda.running import nccl
-from tilescale.backends.cuda.running.call_table import CallTable
-from tilescale.backends.cuda.running.recording import current_recording, recorded, recorded_memory
+from tilescale.backends.cuda.running.call_table import CallTable, RecordedCall
+from tilescale.backends.cuda.running.recording import current_recording, operator_call, recorded, recorded_memory
+from tilescale.backends.services import Noted
 from tilescale.comm.world import times_shrunk
 from tilescale.hda.current import current_machine
 
@@ -25,6 +26,9 @@ FORGOTTEN = 8
 """Calls after which a record is given up that does not do for them."""
 
 
+_Recorded = tuple[Any, RecordedCall | None]
+
+
 class _CallForm:
     """Calls of one form, which are counted until one is recorded."""
 
@@ -33,7 +37,7 @@ class _CallForm:
         self._is_recorded = False
 
     def __call__(
-        self, table: CallTable, function: Callable[..., Any], given: Sequence[Any], tensors: Sequence[torch.Tensor]
+        self, table: CallTable, function: Callable[..., Any], given: Sequence[Any], record: Callable[[], _Recorded]
     ) -> Any:
         if torch.cuda.is_current_stream_capturing():  # a recording makes some things twice, which a graph would repeat
             return function(*given)
@@ -46,7 +50,7 @@ class _CallForm:
         self._calls += 1
         if self._calls not in TRIED:
             return function(*given)
-        made, call = recorded(lambda: function(*given), tensors)
+        made, call = record()
         table.record(self, call)
         self._is_recorded = call is not None
         return made
@@ -57,12 +61,14 @@ class RecordedCalls:
 
     Attributes:
         function: the function.
+        noted: calls a function, and returns its result with the only operator that autograd has seen; None, if there
+            were others or none. Without it, calls for autograd to see are not recorded.
         replay: takes the arguments of a call, as one tuple. Returns the result of a recorded call; NotImplemented, and
             nothing done, if there is none.
     """
 
-    def __init__(self, function: Callable[..., Any]):
-        self.function = function
+    def __init__(self, function: Callable[..., Any], noted: Noted | None = None):
+        self.function, self.noted = function, noted
         self.replay: Callable[[tuple[Any, ...]], Any] = lambda given: NotImplemented
         self._table: CallTable | None = None
         self._generation = -1
@@ -77,13 +83,20 @@ class RecordedCalls:
             return self.function(*given)
         if self._table is None or self._generation != recorded_memory.generation:
             self._generation = recorded_memory.generation
-            self._table = CallTable(recorded_memory.symmetric, _state, _CallForm)
+            self._table = CallTable(recorded_memory.symmetric, _state, _CallForm, self.noted is not None)
             self.replay = self._table.replay
         found = self._table.form(given)
         if found is None:
             return self.function(*given)
         form, tensors = found
-        return form(self._table, self.function, given, tensors)
+        return form(self._table, self.function, given, lambda: self._recorded(given, tensors))
+
+    def _recorded(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> _Recorded:
+        """The result of a call, and its record; None if it cannot be recorded."""
+        if self.noted is None or not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+            return recorded(lambda: self.function(*given), tensors)
+        made, call = self.noted(lambda: self.function(*given))
+        return made, None if call is None else operator_call(call, tensors, made)
 
 
 def _state() -> tuple[Any, ...]:
