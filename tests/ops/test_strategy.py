@@ -146,8 +146,6 @@ SUMMED = [
 
 SLOWER_SUMS = {
     (59, False): "estimates differ by 1 %, times by 10 %",
-    (59, True): "the same, above the limit of the host",
-    (415, True): "overlapped estimated at 33 us, measured at 28; in order 30",
 }
 """Rows whose slower strategy is taken, by whether calls are eager."""
 

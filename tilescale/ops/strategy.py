@@ -107,10 +107,11 @@ LATENCIES = 6
 """Memory latencies of a GEMM that nothing hides: descriptors, its first step, its last stores."""
 
 
-TWO_LAUNCHES = 30e-6
-"""Seconds of the host for an eager GEMM by PyTorch, 20 us, and our sum, 10 us. On a host of two H200 `torch.mm` alone
-takes 14 us, and both launches 36 us while a launch of ours takes 19. The single launch of an overlapped GEMM is never
-the limit. Other collectives overlap by queued copies, which take the host longer than two launches: not counted."""
+TWO_LAUNCHES = 38e-6
+"""Seconds of the host for an eager GEMM by PyTorch and our sum: 21 us on a fast host of two H200, of which `torch.mm`
+takes 12, and 51 to 63 us on a slow one; in float8 70. The single launch of an overlapped GEMM takes 9 and 24 us, and is
+never the limit. Other collectives overlap by queued copies, which take the host longer than two launches: not counted.
+"""
 
 
 class CollectiveGemm(NamedTuple):
