@@ -195,11 +195,27 @@ def _run(arguments: list[str]) -> None:
     exec(code, main.__dict__)
 
 
+class Failures:
+    """A plugin of pytest. `files`: those that cannot be collected."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and report.fspath:
+            self.files.add(str(Path(report.fspath).resolve()))
+
+
 def load(tests: list[str]) -> None:
-    """Load the modules of tests. What fails will fail in the workers, which say so."""
+    """Load the modules of tests. Those that fail are loaded again by the workers, which report it: pytest would take
+    what has been loaded of such a module for all of it."""
     if tests:
+        failures = Failures()
         with contextlib.redirect_stdout(io.StringIO()):
-            pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *tests])
+            pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *tests], [failures])
+        for name, module in list(sys.modules.items()):
+            if getattr(module, "__file__", None) in failures.files:
+                del sys.modules[name]
 
 
 if __name__ == "__main__":
