@@ -196,9 +196,8 @@ def _python() -> _Python:
     # Views as in inductor's graphs, without the dispatcher: to autograd, which forbids changes of views, plain tensors.
     types = torch.Tensor, torch.nn.Parameter, tuple, list, dict
     functions = torch.is_grad_enabled, torch.Tensor.is_neg, torch.Tensor.is_conj
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    exchange = pointer(torch.Tensor.__dlpack_c_exchange_api__, _CAPSULE) 
+    pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+    exchange = pointer_in(("PyCapsule_GetPointer", ctypes.pythonapi))(torch.Tensor.__dlpack_c_exchange_api__, _CAPSULE)
     return _Python(*types, None, NotImplemented, *functions, "requires_grad", _reinterpret_tensor, exchange, CUDA)
 
 
@@ -220,7 +219,7 @@ def _loaded() -> ctypes.PyDLL:
 
 def _builtin(code: ctypes.PyDLL, name: str, table: int) -> Callable[[Any], Any]:
     """A function in C of one argument, for a table."""
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-    made: Callable[[Any], Any] = make(ctypes.addressof(ctypes.c_char.in_dll(code, name)), table, None)
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    new = make(("PyCFunction_NewEx", ctypes.pythonapi))
+    made: Callable[[Any], Any] = new(ctypes.addressof(ctypes.c_char.in_dll(code, name)), table, None)
     return made
