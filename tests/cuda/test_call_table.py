@@ -189,6 +189,23 @@ def test_a_call_that_cannot_begin_is_not_replayed_and_an_error_ends_it(table: Ca
         table.replay((x,))
 
 
+@pytest.mark.parametrize("made", [None, 3, (None,), [torch.ones(1)] * 70])
+def test_a_step_with_other_results_than_tensors_is_an_error(table: CallTable, made: object):
+    x = aligned(2)
+    kept, _ = table.form((x,))
+    table.record(kept, of([CallStep(lambda: made, (), {}, True)], TensorNumber(0)))
+    with pytest.raises(RuntimeError, match="other results than before"):
+        table.replay((x,))
+
+
+def test_a_step_may_have_many_arguments(table: CallTable):
+    x = aligned(2)
+    kept, _ = table.form((x,))
+    step = CallStep(lambda *given, scale: sum(given[1:], given[0]) * scale, [TensorNumber(0)] * 200, {"scale": 2}, True)
+    table.record(kept, of([step], TensorNumber(1)))
+    torch.testing.assert_close(table.replay((x,)), 400 * x)
+
+
 def test_a_call_that_is_forgotten_while_it_runs_is_finished(table: CallTable):
     x = aligned(2)
     kept, _ = table.form((x,))

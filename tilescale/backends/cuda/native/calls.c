@@ -31,6 +31,8 @@ PyObject *PyObject_GetAttr(PyObject *, PyObject *);
 PyObject *PyLong_FromLongLong(long long);
 long long PyLong_AsLongLong(PyObject *);
 void *PyLong_AsVoidPtr(PyObject *);
+void PyErr_SetString(PyObject *, const char *);
+extern PyObject *PyExc_RuntimeError;
 void PyErr_Clear(void), PyErr_Fetch(PyObject **, PyObject **, PyObject **), PyErr_Restore(PyObject *, PyObject *, PyObject *);
 
 #define MOST_FORMS 1024
@@ -266,9 +268,14 @@ typedef struct {
 
 static int add_made(Tensors *all, PyObject *tensor) {  // takes the reference
   DLTensor view;
-  if (all->count == MOST_VALUES) return Py_DecRef(tensor), 0;
-  all->tensor[all->count] = tensor;
+  PyObject *type = PyObject_Type(tensor);
+  Py_DecRef(type);
+  if (all->count == MOST_VALUES || !PyType_IsSubtype(type, all->python->tensor)) {
+    PyErr_SetString(PyExc_RuntimeError, "a recorded step has made other results than before");
+    return Py_DecRef(tensor), 0;
+  }
   if (all->python->exchange->dltensor_from_py_object_no_sync(tensor, &view)) return Py_DecRef(tensor), 0;
+  all->tensor[all->count] = tensor;
   all->place[all->count++] = (int64_t)view.data + (int64_t)view.byte_offset;
   return 1;
 }
@@ -313,7 +320,7 @@ static PyObject *value_of(const Tensors *all, const Argument *argument) {
 
 // 0 for an error.
 static int compute(const CallStep *step, Tensors *all) {
-  PyObject *values[MOST_VALUES], *made = NULL;
+  PyObject *values[step->count + 1], *made = NULL;
   const int64_t named = step->names ? PyTuple_Size(step->names) : 0;
   int64_t count = 0;
   while (count < step->count && (values[count] = value_of(all, &step->arguments[count]))) ++count;
