@@ -14,7 +14,7 @@ from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
 
 
-@operator("product_of_tests")
+@operator("product_in_a_test")
 def product(a: torch.Tensor, weights: list[torch.Tensor], scale: float) -> list[torch.Tensor]:
     """Scaled products with each weight."""
     return [scale * (a @ weight) for weight in weights]

@@ -109,7 +109,7 @@ def test_no_library_of_the_host_is_loaded_then(folder: Path, monkeypatch, part: 
     (folder / part).mkdir(exist_ok=True)
     (folder / part).chmod(0o777)
     with pytest.raises(UntrustedCacheError, match="would run as this user"):
-        native._replays.__wrapped__()
+        native.loaded_code.__wrapped__()
 
 
 def test_threads_that_compile_the_same_library_do_not_collide(folder: Path, monkeypatch) -> None:

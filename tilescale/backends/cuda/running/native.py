@@ -220,7 +220,7 @@ def _mask(positions: Iterable[int]) -> int:
 
 @cache
 def connect() -> None:
-    """Pass the driver's function pointers to C. Raises DeviceError, as `_replays`."""
+    """Pass the driver's function pointers to C. Raises DeviceError, as `loaded_code`."""
     loaded = ctypes.CDLL("libcuda.so.1")
     names = (
         "cuGraphExecKernelNodeSetParams_v2",
