@@ -108,14 +108,25 @@ def test_lists_and_several_results():
         lambda a, b, *, scale: product(a, [b.t().t()], scale)[0],
         lambda a, b, *, scale: product(product(a, [b], scale)[0], [torch.eye(5)], 1.0)[0],
         lambda a, b, *, scale: scale * (a @ b),
+        lambda a, b, *, scale: repeated.not_recorded() or product(a, [b], scale)[0],
     ],
-    ids=["another result", "another argument", "a view", "two operators", "none"],
+    ids=["another result", "another argument", "a view", "two operators", "none", "marked"],
 )
 def test_functions_that_do_more_are_called(function: Callable[..., Any]):
     public = Public(function)
     for _ in range(2 * ENOUGH):
         check(public, 4, 2.0)
     assert public.checks == 2 * ENOUGH
+
+
+def test_functions_that_return_values_are_called():
+    """These may follow the device's data."""
+    public = Public(lambda a, b: (product(a, [b], 2.0)[0], int(a.detach().sum())))
+    for _ in range(2 * ENOUGH):
+        a, b = aligned(3, 8, grad=True), aligned(8, 5, grad=True)
+        made, total = public.call(a, b)
+        torch.testing.assert_close(made, 2.0 * (a @ b))
+        assert total == int(a.detach().sum())
 
 
 def test_calls_within_a_capture_and_errors_of_the_operator(device: Device):

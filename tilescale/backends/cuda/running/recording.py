@@ -378,17 +378,22 @@ def recorded(function: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> tu
 
 def operator_call(call: OperatorCall, tensors: Sequence[torch.Tensor], made: Any) -> RecordedCall | None:
     """The record of a function's call that has made this of these tensors, by the call of an operator; None if it has
-    changed the arguments, or the results, in another way than by passing some of them."""
+    changed the tensors, or the results, in another way than by passing some of them."""
     results = call.made if isinstance(call.made, list) else [call.made]
     numbers = {id(x): i for i, x in enumerate([*tensors, *results])}
 
-    def template(x: Any) -> Any:
+    def template(x: Any, values: bool) -> Any:
         if isinstance(x, torch.Tensor):
             return RecordedView(numbers[id(x)], None)
-        return type(x)(map(template, x)) if x.__class__ is list or x.__class__ is tuple else x
+        if x.__class__ is list or x.__class__ is tuple:
+            return type(x)([template(y, values) for y in x])
+        if not values:
+            raise KeyError
+        return x
 
     try:
-        arguments, result = [_argument(template(x)) for x in call.given], _argument(template(made))
+        arguments = [_argument(template(x, True)) for x in call.given]
+        result = _argument(template(made, False))
     except KeyError:
         return None
     step = CallStep(call.function, arguments, {}, True)

@@ -95,8 +95,9 @@ class RecordedCalls:
         """The result of a call, and its record; None if it cannot be recorded."""
         if self.noted is None or not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
             return recorded(lambda: self.function(*given), tensors)
+        marks = _marks
         made, call = self.noted(lambda: self.function(*given))
-        return made, None if call is None else operator_call(call, tensors, made)
+        return made, None if call is None or _marks > marks else operator_call(call, tensors, made)
 
 
 def _state() -> tuple[Any, ...]:
@@ -110,8 +111,14 @@ def uses_gpus() -> bool:
     return torch.cuda.is_initialized()
 
 
+_marks = 0
+"""Number of marks."""
+
+
 def not_recorded() -> None:
     """Mark the current call as one that cannot be recorded."""
+    global _marks
+    _marks += 1
     if (recording := current_recording()) is not None:
         recording.fail()
 
