@@ -199,11 +199,11 @@ def test_a_step_with_other_results_than_tensors_is_an_error(table: CallTable, ma
 
 
 def test_a_step_may_have_many_arguments(table: CallTable):
-    x = aligned(2)
+    x = aligned(2).fill_(3.0)
     kept, _ = table.form((x,))
     step = CallStep(lambda *given, scale: sum(given[1:], given[0]) * scale, [TensorNumber(0)] * 200, {"scale": 2}, True)
     table.record(kept, of([step], TensorNumber(1)))
-    torch.testing.assert_close(table.replay((x,)), 400 * x)
+    assert (table.replay((x,)) == 1200).all()
 
 
 def test_a_call_that_is_forgotten_while_it_runs_is_finished(table: CallTable):
