@@ -101,14 +101,15 @@ class Operator:
             return made
         tensors, counts = _tensors(given)
         is_plain = PLAIN.issuperset(map(type, tensors))
-        if any([x.is_meta for x in tensors]) or not (is_plain or all([_is_shard(x) for x in tensors])):
+        is_known = is_plain or all([x.__class__ in PLAIN or is_dtensor(x) for x in tensors])
+        if any([x.is_meta for x in tensors]) or not is_known:
             return self._dispatched(*given)
         if differentiates(tensors):
             made = self._differentiated(given, tensors, counts, self._called)
             if _notes is not None:
                 _notes.append(OperatorCall(self._with_gradients, given, made))
             return made
-        return self._called(given if is_plain else list(map(_shard, given)))
+        return self._repeated.anew(given) if is_plain else self._called(list(map(_shard, given)))
 
     def _with_gradients(self, *given: Any) -> Any:
         """A call of the form of one that was noted."""
@@ -121,10 +122,10 @@ class Operator:
             return made
         tensors, counts = _tensors(given)
         is_plain = not is_seen and PLAIN.issuperset(map(type, tensors)) and not any([x.is_meta for x in tensors])
-        call = self._called if is_plain else self._called_below_autograd
         if differentiates(tensors):
+            call = self._called if is_plain else self._called_below_autograd
             return self._differentiated(given, tensors, counts, call)
-        return call(given if is_plain else list(map(_shard, given)))
+        return self._repeated.anew(given) if is_plain else self._called_below_autograd(list(map(_shard, given)))
 
     def _called(self, given: Sequence[Any]) -> Any:
         return self._repeated(*given)
@@ -323,11 +324,6 @@ def _tensors(given: Sequence[Any]) -> tuple[list[torch.Tensor], list[int]]:
         tensors += found
         counts.append(len(found))
     return tensors, counts
-
-
-def _is_shard(x: torch.Tensor) -> bool:
-    """Whether an operator takes it for a plain tensor."""
-    return x.__class__ in PLAIN or is_dtensor(x)
 
 
 def _shard(x: Any) -> Any:

@@ -300,7 +300,8 @@ class SymmetricHeap:
         # Not after blocks were released: then it would be placed elsewhere.
         block = None if filled is None or others else self._ledger.allocate(filled)
         self._settle([request.released for request in requests])
-        for rank in others:
+        if others:
+            rank = others[0]
             raise RankMismatchError(
                 f"rank {self.team.rank} allocates {own}, rank {rank} allocates {requests[rank]}",
                 hint="all ranks allocate the same symmetric tensors in the same order",
