@@ -36,7 +36,7 @@ extern PyObject *PyExc_RuntimeError;
 void PyErr_Clear(void), PyErr_Fetch(PyObject **, PyObject **, PyObject **), PyErr_Restore(PyObject *, PyObject *, PyObject *);
 
 #define MOST_FORMS 1024
-#define PLACES (4 * MOST_FORMS)  // of the index
+#define INDEX_SIZE (4 * MOST_FORMS)
 
 // -- what Python passes -----------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ typedef struct {
   PyObject *state, *make;
   int64_t count;
   Form forms[MOST_FORMS];
-  int32_t places[PLACES];  // 1 + the number of a form, by its hash
+  int32_t index[INDEX_SIZE];  // 1 + the number of a form, by its hash
 } Calls;
 
 static int32_t busy;  // a call is recorded, in any thread
@@ -211,11 +211,11 @@ static int is_of(const Form *form, const Given *given) {
   return 1;
 }
 
-// The place in the index of the form, or of the next one of its hash.
-static int32_t *place_of(Calls *calls, const Given *given) {
+// The form's entry in the index, or the one where it is to be.
+static int32_t *entry_in_index(Calls *calls, const Given *given) {
   for (uint64_t i = given->hash;; ++i) {
-    int32_t *place = &calls->places[i % PLACES];
-    if (!*place || is_of(&calls->forms[*place - 1], given)) return place;
+    int32_t *entry = &calls->index[i % INDEX_SIZE];
+    if (!*entry || is_of(&calls->forms[*entry - 1], given)) return entry;
   }
 }
 
@@ -227,7 +227,7 @@ static void record_in(Form *form, const RecordedCall *recorded) {
 }
 
 static void clear(Calls *calls) {
-  memset(calls->places, 0, sizeof calls->places);
+  memset(calls->index, 0, sizeof calls->index);
   while (calls->count) {
     Form form = calls->forms[--calls->count];
     record_in(&form, NULL);
@@ -242,10 +242,10 @@ static Form *new_form(Calls *calls, const Given *given) {
   PyObject *kept = PyObject_Vectorcall(calls->make, NULL, 0, NULL);
   if (!kept) return NULL;
   if (calls->count == MOST_FORMS) clear(calls);
-  int32_t *place = place_of(calls, given);
-  if (*place) return Py_DecRef(kept), &calls->forms[*place - 1];  // another thread was faster
+  int32_t *entry = entry_in_index(calls, given);
+  if (*entry) return Py_DecRef(kept), &calls->forms[*entry - 1];  // another thread was faster
   Form *form = &calls->forms[calls->count++];
-  *place = (int32_t)calls->count;
+  *entry = (int32_t)calls->count;
   form->hash = given->hash, form->words = given->call.words, form->objects = given->objects;
   form->form = (int64_t *)malloc(8 * form->words);
   form->object = (PyObject **)malloc(8 * form->objects + 1);
@@ -396,8 +396,8 @@ static PyObject *replay(PyObject *self, PyObject *arguments) {
   if (!state) return NULL;
   const RecordedCall *recorded = NULL;
   if (tells(calls, &given, state, arguments)) {
-    const int32_t place = *place_of(calls, &given);
-    if (place) recorded = calls->forms[place - 1].recorded;
+    const int32_t number = *entry_in_index(calls, &given);
+    if (number) recorded = calls->forms[number - 1].recorded;
   }
   Py_DecRef(state);
   return recorded ? replayed(calls->python, recorded, &given) : unknown(calls->python);
@@ -412,8 +412,8 @@ static PyObject *form_of(PyObject *self, PyObject *arguments) {
   const Form *form = NULL;
   const int is_told = tells(calls, &given, state, arguments);
   if (is_told) {
-    const int32_t place = *place_of(calls, &given);
-    form = place ? &calls->forms[place - 1] : new_form(calls, &given);
+    const int32_t number = *entry_in_index(calls, &given);
+    form = number ? &calls->forms[number - 1] : new_form(calls, &given);
   }
   Py_DecRef(state);
   if (!is_told) return Py_IncRef(none), none;
