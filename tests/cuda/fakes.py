@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.cuda.support import lowered
-from tilescale.backends.cuda.running import execute, native, replay, stream_order
+from tilescale.backends.cuda.running import call_table, execute, native, repeated, replay, stream_order
 from tilescale.backends.cuda.running.collectives import exchanges
 from tilescale.backends.cuda.running.graph_nodes import CapturedNode
 from tilescale.backends.cuda.running.plans import ALIGNED
@@ -24,6 +24,7 @@ from tilescale.comm import World
 from tilescale.errors import DeviceError
 
 STREAM = 7
+CPU = 1  # as DLPack numbers it
 
 
 def aligned(*shape: int, grad: bool = False) -> torch.Tensor:
@@ -32,6 +33,12 @@ def aligned(*shape: int, grad: bool = False) -> torch.Tensor:
     room = torch.randn(count + 2 * ALIGNED)
     first = -room.data_ptr() % ALIGNED // room.itemsize
     return room[first : first + count].view(shape).detach().requires_grad_(grad)
+
+
+def record_on_cpu(patch: pytest.MonkeyPatch) -> None:
+    """Record calls with tensors of the CPU, as if they were a GPU's."""
+    patch.setattr(repeated, "uses_gpus", lambda: True)
+    patch.setattr(call_table._python(), "device_type", CPU)
 
 
 class Heap:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cuda.fakes import aligned
+from tests.cuda.fakes import aligned, record_on_cpu
 from tilescale.backends.cuda.running import call_table
 from tilescale.backends.cuda.running.call_table import (
     CallStep,
@@ -22,7 +22,7 @@ from tilescale.backends.cuda.running.call_table import (
     TensorView,
 )
 
-CPU, MOST_FORMS = 1, 1024  # as DLPack numbers it; as native/calls.c
+MOST_FORMS = 1024  # as native/calls.c
 Pair = namedtuple("Pair", "one other")
 
 
@@ -32,7 +32,7 @@ class Kept:
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> CallTable:
-    monkeypatch.setattr(call_table._python(), "device_type", CPU)
+    record_on_cpu(monkeypatch)
     return CallTable([], lambda: (0,), Kept)
 
 
@@ -86,7 +86,7 @@ def test_equal_arguments_are_one_form(table: CallTable):
 
 
 def test_another_state_is_another_form(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(call_table._python(), "device_type", CPU)
+    record_on_cpu(monkeypatch)
     state: list[Any] = [1, "machine"]
     table, x = CallTable([], lambda: tuple(state), Kept), aligned(3)
     kept, _ = table.form((x,))
@@ -132,7 +132,7 @@ def test_tensors_of_another_device_have_no_form(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_addresses_in_symmetric_memory_are_a_part_of_the_form(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(call_table._python(), "device_type", CPU)
+    record_on_cpu(monkeypatch)
     room = torch.ones(4, 256)
     begin = room.data_ptr()
     table = CallTable([(begin, begin + room.nbytes)], lambda: (0,), Kept)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cuda.fakes import Device, aligned
-from tests.cuda.test_recording import CPU, ENOUGH
-from tilescale.backends.cuda.running import call_table, repeated
+from tests.cuda.fakes import Device, aligned, record_on_cpu
+from tests.cuda.test_recording import ENOUGH
+from tilescale.backends.cuda.running import repeated
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
 
@@ -32,8 +32,7 @@ product.register_autograd(_backward, saves="a weights")
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Rank 0 of two, whose tensors count as a GPU's."""
-    monkeypatch.setattr(repeated, "uses_gpus", lambda: True)
-    monkeypatch.setattr(call_table._python(), "device_type", CPU)
+    record_on_cpu(monkeypatch)
     return Device(monkeypatch)
 
 

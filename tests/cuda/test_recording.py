@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilescale
 from tests.autograd_nodes import no_graph_is_kept
-from tests.cuda.fakes import Device
+from tests.cuda.fakes import Device, aligned, record_on_cpu
 from tests.cuda.test_execute_calls import fetched
-from tilescale.backends.cuda.running import call_table, repeated
+from tilescale.backends.cuda.running import repeated
 from tilescale.backends.cuda.running.plans import ALIGNED
 from tilescale.backends.cuda.running.recording import recorded_memory
 from tilescale.backends.cuda.running.repeated import TRIED, RecordedCalls
@@ -24,15 +24,13 @@ from tilescale.errors import WaitTimeoutError
 from tilescale.ops.plain_calls import plain_calls_repeat
 
 ENOUGH = TRIED[2] + 1
-CPU = 1  # as DLPack numbers it
 PACKAGE = str(Path(tilescale.__file__).parent)
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Rank 0 of two, whose tensors count as a GPU's."""
-    monkeypatch.setattr(repeated, "uses_gpus", lambda: True)
-    monkeypatch.setattr(call_table._python(), "device_type", CPU)
+    record_on_cpu(monkeypatch)
     return Device(monkeypatch)
 
 
@@ -58,12 +56,7 @@ class Counted:
 
 def drawn() -> torch.Tensor:
     """New numbers, where a GPU's allocator would put them."""
-    return drawn_rows(64)
-
-
-def drawn_rows(rows: int) -> torch.Tensor:
-    room = torch.randn(rows * 64 + ALIGNED)
-    return room[-room.data_ptr() % ALIGNED // 4 :][: rows * 64].view(rows, 64)
+    return aligned(64, 64)
 
 
 def test_calls_of_a_form_are_one_call_of_c_at_any_places(device: Device):
@@ -262,7 +255,7 @@ def test_tensors_that_lie_behind_one_another_are_a_form_of_their_own(device: Dev
 
     function = RecordedCalls(joined)
     for number in range(4 * ENOUGH):
-        memory = drawn_rows(192)
+        memory = aligned(192, 64)
         x, y = memory[:64], memory[64:128] if number % 2 else memory[128:]
         made = function(x, y)
         assert torch.equal(made, torch.cat([x, y])) and not made._is_view()
