@@ -28,6 +28,9 @@ _COPY = (
 _SOURCE, _TARGET = 48, 136
 """Offsets of a copy's addresses in CUDA_MEMCPY3D."""
 
+_PACKED, _PACKED_SIZE = 1, 2
+"""CU_LAUNCH_PARAM_BUFFER_POINTER and CU_LAUNCH_PARAM_BUFFER_SIZE: what follows them in a launch's `extra`."""
+
 _WITHOUT_TENSORS = ("EMPTY", "EVENT_RECORD", "WAIT_EVENT", "BATCH_MEM_OP")
 """Kinds of nodes without tensors of a call: flags that streams wait for and write do not move."""
 
@@ -78,6 +81,8 @@ def _unknown(kind: str) -> CapturedNode:
 
 def _kernel(handle: Any) -> CapturedNode:
     found = driver.call("cuGraphKernelNodeGetParams", handle)
+    if found.extra:
+        return _packed_kernel(handle, found)
     sizes = _parameter_sizes(found.func)
     if sizes is None or not found.kernelParams:
         return _unknown("KERNEL")
@@ -85,8 +90,22 @@ def _kernel(handle: Any) -> CapturedNode:
     own = [ctypes.create_string_buffer(ctypes.string_at(at, n), n) for at, n in zip(given, sizes, strict=True)]
     pointers = (ctypes.c_void_p * len(own))(*map(ctypes.addressof, own))
     found.kernelParams = ctypes.addressof(pointers)
-    same = ("KERNEL", int(found.func), *(int(getattr(found, name)) for name in _LAUNCH))
-    return CapturedNode(same, own, int(handle), found.getPtr(), kept=(found, pointers))
+    return CapturedNode(_fixed(found), own, int(handle), found.getPtr(), kept=(found, pointers))
+
+
+def _packed_kernel(handle: Any, found: Any) -> CapturedNode:
+    """A kernel whose parameters are one buffer, as cuBLAS launches its own."""
+    words = (ctypes.c_uint64 * 4).from_address(int(found.extra))
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    size = ctypes.c_size_t(ctypes.c_size_t.from_address(given[_PACKED_SIZE]).value)
+    own = ctypes.create_string_buffer(ctypes.string_at(given[_PACKED], size.value), size.value)
+    passed = (ctypes.c_uint64 * 5)(_PACKED, ctypes.addressof(own), _PACKED_SIZE, ctypes.addressof(size), 0)
+    found.extra = ctypes.addressof(passed)
+    return CapturedNode(_fixed(found), [own], int(handle), found.getPtr(), kept=(found, passed, size))
+
+
+def _fixed(found: Any) -> tuple[Any, ...]:
+    return ("KERNEL", int(found.func), *(int(getattr(found, name)) for name in _LAUNCH))
 
 
 _sizes: dict[int, list[int] | None] = {}
