@@ -15,7 +15,17 @@ import pytest
 import torch
 
 from tests.cuda.support import lowered
-from tilescale.backends.cuda.running import call_table, execute, native, repeated, replay, stream_order
+from tilescale.backends.cuda.running import (
+    call_table,
+    execute,
+    gemm_graph,
+    native,
+    plans,
+    recording,
+    repeated,
+    replay,
+    stream_order,
+)
 from tilescale.backends.cuda.running.collectives import exchanges
 from tilescale.backends.cuda.running.graph_nodes import CapturedNode
 from tilescale.backends.cuda.running.plans import ALIGNED
@@ -36,8 +46,9 @@ def aligned(*shape: int, grad: bool = False) -> torch.Tensor:
 
 
 def record_on_cpu(patch: pytest.MonkeyPatch) -> None:
-    """Record calls with tensors of the CPU, as if they were a GPU's."""
+    """Record calls with tensors of the CPU, as if they were a GPU's; its GEMMs cannot be captured."""
     patch.setattr(repeated, "uses_gpus", lambda: True)
+    patch.setattr(recording, "GEMMS", {})
     patch.setattr(call_table._python(), "device_type", CPU)
 
 
@@ -146,7 +157,8 @@ class Device:
         patch.setattr(execute.DeviceProgram, "device_code", lambda own, text: text.encode())
         patch.setattr(exchanges, "functions", self._functions)
         patch.setattr(exchanges, "launch", lambda name, *args: lambda: self._launched(name, *args))
-        patch.setattr(replay, "captured", self._captured)
+        for module in replay, plans, gemm_graph:
+            patch.setattr(module, "captured", self._captured)
         patch.setattr(replay, "nodes_of", self._nodes_of)
         patch.setattr(replay, "_executable", lambda graph: graph.number + 1)
         patch.setattr(native, "connect", self._connect)

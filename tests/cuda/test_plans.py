@@ -66,13 +66,14 @@ def test_calls_without_work_make_no_graph(monkeypatch: pytest.MonkeyPatch):
     captured = []
 
     class Replay:
-        def __init__(self, launches: list, given: tuple, kinds: list) -> None:
-            captured.append((launches, given))
+        def __init__(self, graph: list, given: tuple, kinds: list) -> None:
+            captured.append((graph, given))
 
         def launch(self, given: tuple, bind: object, stream: int) -> bool:
             return True
 
     monkeypatch.setattr("tilescale.backends.cuda.running.plans.GraphReplay", Replay)
+    monkeypatch.setattr("tilescale.backends.cuda.running.plans.captured", lambda launches: launches)
     plan, copy = CallPlan([4, 4], can_repeat=True), lambda: None
     for _ in range(LAUNCHED_BEFORE + 3):
         plan.launch((1, 1), lambda: [], 0)

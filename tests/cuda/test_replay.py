@@ -31,7 +31,7 @@ class Calls:
 
     def __init__(self, device: Device, kinds: list[ArgumentKind], passed: Callable[..., list[Any]], *given: Any):
         self._device, self._passed, self.captures = device, passed, 0
-        self.graph = GraphReplay(self._launches(given), given, kinds)
+        self.graph = GraphReplay(replay.captured(self._launches(given)), given, kinds)
 
     def _launches(self, given: Arguments) -> list[Any]:
         self.captures += 1

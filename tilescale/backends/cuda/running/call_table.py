@@ -101,6 +101,7 @@ class RecordedCall:
         begin: Callable[[], int | None],
         end: Callable[[], None],
         refused: Callable[[int], None],
+        keeps: Any = None,
     ):
         """`result` is as an argument of a step.
 
@@ -108,8 +109,9 @@ class RecordedCall:
             begin: returns the stream to launch on; None if the call cannot be replayed now.
             end: ends a call that has begun.
             refused: raises the error of a launch that failed, given minus the driver's status.
+            keeps: what must live as long as the call.
         """
-        self._kept: list[Any] = [steps, result, begin, end, refused]
+        self._kept: list[Any] = [steps, result, begin, end, refused, keeps]
         made = (_Step * len(steps))(*map(self._step, steps))
         self._record = _Recorded(self, made, len(made), _argument(result), begin, end, refused)
         self.address = ctypes.addressof(self._record)

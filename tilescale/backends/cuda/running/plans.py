@@ -26,7 +26,7 @@ import torch
 from tilelang_core.lru import LruCache
 from tilescale.backends.cuda.running import driver
 from tilescale.backends.cuda.running.native import UNKNOWN, CallForms, ReplayGraph
-from tilescale.backends.cuda.running.replay import ArgumentKind, Arguments, GraphReplay
+from tilescale.backends.cuda.running.replay import ArgumentKind, Arguments, GraphReplay, captured
 from tilescale.backends.cuda.running.steps import StreamWork, run
 
 KEPT = 512
@@ -85,7 +85,7 @@ class CallPlan:
         if self._replay is None:
             if not (launches := self._launches(given, bind)):
                 return None  # other addresses may have some
-            self._replay = GraphReplay(launches, given, self._kinds)
+            self._replay = GraphReplay(captured(launches), given, self._kinds)
             self._bound.clear()
         if self._replay.launch(given, bind, stream):
             return None
@@ -215,8 +215,20 @@ class CallPlans:
 
 def standing_for(value: Any) -> Any:
     """A tensor at the same address that does not keep the memory alive; other values are returned unchanged."""
-    if not isinstance(value, torch.Tensor) or not value.numel():
-        return value
-    nbytes = value.untyped_storage().nbytes() - int(value.storage_offset()) * value.dtype.itemsize
-    storage = torch._C._construct_storage_from_data_pointer(value.data_ptr(), value.device, nbytes)
-    return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, value.shape, value.stride())
+    return tensor_at(value.data_ptr(), value) if isinstance(value, torch.Tensor) and value.numel() else value
+
+
+def tensor_at(place: int, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of this form at an address, which does not keep the memory alive."""
+    nbytes = like.untyped_storage().nbytes() - int(like.storage_offset()) * like.dtype.itemsize
+    storage = torch._C._construct_storage_from_data_pointer(place, like.device, nbytes)
+    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, 0, like.shape, like.stride())
+
+
+def span(x: torch.Tensor) -> tuple[int, int]:
+    """Begin of a tensor's memory, and the end of its last element."""
+    first = x.data_ptr()
+    if not x.numel():
+        return first, first
+    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return first, first + (last + 1) * x.dtype.itemsize

@@ -31,7 +31,10 @@ from tilescale.backends.cuda.running.call_table import (
     TensorView,
     set_busy,
 )
+from tilescale.backends.cuda.running.gemm_graph import GEMMS, gemm_graph, gemm_settings
 from tilescale.backends.cuda.running.native import PLACES, ReplayGraph, ReplayRecord, ReplaySource, ReplayStep
+from tilescale.backends.cuda.running.plans import span
+from tilescale.backends.cuda.running.replay import GraphReplay
 from tilescale.backends.cuda.running.stream_order import StreamOrder, stream_order
 from tilescale.backends.cuda.running.wait_guard import WaitGuard
 from tilescale.backends.services import OperatorCall
@@ -44,13 +47,6 @@ _ALLOCATIONS = {
     torch.ops.aten.new_empty.default,
     torch.ops.aten.new_empty_strided.default,
 }
-
-_BINDINGS = {
-    torch.ops.aten.mm.default: torch.mm,
-    torch.ops.aten.addmm.default: torch.addmm,
-    torch.ops.aten._scaled_mm.default: torch._scaled_mm,
-}
-"""Functions that take the host less than the operator does: 14 us for 16."""
 
 Reader = Callable[[list[torch.Tensor]], Any]
 """Returns arguments or results, given all tensors of a call."""
@@ -107,12 +103,13 @@ class Recording(TorchDispatchMode):
         self._is_complete, self.thread = True, get_ident()
         self._tensors: list[torch.Tensor] = list(tensors)  # the caller's, then those made by steps
         self._given = len(tensors)
-        self._spans = [_span(x) for x in tensors]
+        self._spans = [span(x) for x in tensors]
         self._made: list[CallStep | LaunchStep] = []
         self._allocated: dict[int, int] = {}  # number of a tensor -> its allocation
         self._shaped: set[int] = set()  # tensors whose shapes an operation of PyTorch's takes
         self._steps: list[ReplayStep] = []  # since the last operation of PyTorch's
         self._has_acted = False  # in a way that cannot be undone
+        self._gemms: list[tuple[GraphReplay, list[torch.Tensor]]] = []  # with tensors that only the function may keep
         self._callers: set[ProgramState] = set()
         self._streams: set[int] = set()
         self._spare: Any = None
@@ -141,21 +138,28 @@ class Recording(TorchDispatchMode):
         if _DYNAMIC & set(func.tags) or not all(map(self._is_here, results)):
             self.fail()
             return made
-        if before is None:
-            self._allocated[len(self._tensors)] = len(self._made)
-            self._made.append(_allocation_like(made))
-        else:
+        gemm = gemm_graph(func, args, kwargs, made) if func in GEMMS else None
+        if gemm is None and before is not None:
             self._close()
             self._has_acted = True
             positional, named = before
             given = {name: _argument(x) for name, x in named.items()}
-            self._made.append(CallStep(_BINDINGS.get(func, func._op), list(map(_argument, positional)), given, is_pure))
-            if not is_pure:
-                return made
-        for x in results:
-            self._tensors.append(x)
-            self._spans.append(_span(x))
+            self._made.append(CallStep(func._op, list(map(_argument, positional)), given, is_pure))
+        elif is_pure:
+            self._allocated[len(self._tensors)] = len(self._made)
+            self._made.append(_allocation_like(made))
+        if is_pure:
+            self._tensors += results
+            self._spans += map(span, results)
+        if gemm is not None:
+            self._multiplied(*gemm)
         return made
+
+    def _multiplied(self, replay: GraphReplay, tensors: Sequence[torch.Tensor]) -> None:
+        """Record the launch of a GEMM of PyTorch's."""
+        sources = [self._source(x.data_ptr()) for x in tensors]
+        self._steps.append(ReplayStep(replay.graph, sources))
+        self._gemms.append((replay, [x for x, source in zip(tensors, sources, strict=True) if source.tensor < 0]))
 
     def _elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation, at another address than PyTorch would choose: programs learn from calls with
@@ -215,7 +219,7 @@ class Recording(TorchDispatchMode):
         return {name: self._template(x) for name, x in value.items()} if isinstance(value, dict) else value
 
     def _view(self, x: torch.Tensor) -> RecordedView | None:
-        first, end = _span(x)
+        first, end = span(x)
         for i, (begin, behind) in enumerate(self._spans):
             if begin <= first < min(behind, end) and end <= self._end_of_memory(i):
                 base = self._tensors[i]
@@ -247,8 +251,8 @@ class Recording(TorchDispatchMode):
             return None
         order = next((each.order for each in self._callers), None) or stream_order(self._tensors[0].device)
         guards = [guard for guard in {each.guard for each in self._callers} if guard is not None]
-        bounds = _CallBounds(guards, order, init().one_call)
-        return RecordedCall(self._made, _argument(results), bounds.begin, bounds.end, bounds.refused)
+        bounds = _CallBounds(guards, order, init().one_call, gemm_settings() if self._gemms else None)
+        return RecordedCall(self._made, _argument(results), bounds.begin, bounds.end, bounds.refused, self._gemms)
 
     def _results(self, made: Any) -> Any:
         if isinstance(made, list | tuple):
@@ -281,18 +285,25 @@ class Recording(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class _CallBounds:
-    """Begin and end of a recorded call. `one_call`: held during the call."""
+    """Begin and end of a recorded call.
+
+    Attributes:
+        one_call: held during the call.
+        settings: PyTorch's at the recording, where the call has GEMMs of PyTorch's; None elsewhere.
+    """
 
     guards: Sequence[WaitGuard]
     order: StreamOrder
     one_call: AbstractContextManager[None]
+    settings: tuple[Any, ...] | None
 
     def begin(self) -> int | None:
-        """The stream; None, and nothing has begun, if it is captured. Raises as a call of the programs."""
+        """The stream; None, and nothing has begun, if it is captured, or GEMMs would differ. Raises as a call of the
+        programs."""
         self.one_call.__enter__()
         try:
             stream = self.order.stream()
-            if stream is not None:
+            if stream is not None and (self.settings is None or self.settings == gemm_settings()):
                 for guard in self.guards:
                     guard.check()
                 if stream != self.order.last:
@@ -337,15 +348,6 @@ def _reader(template: Any) -> Reader:
         return lambda _: template
     each = list(map(_reader, template))
     return lambda tensors: kind([read(tensors) for read in each])
-
-
-def _span(x: torch.Tensor) -> tuple[int, int]:
-    """Begin of a tensor's memory, and the end of its last element."""
-    first = x.data_ptr()
-    if not x.numel():
-        return first, first
-    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return first, first + (last + 1) * x.dtype.itemsize
 
 
 def _is_plain_copy(target: torch.Tensor, source: Any, *given: Any) -> bool:

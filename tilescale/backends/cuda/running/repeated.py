@@ -39,8 +39,6 @@ class _CallForm:
     def __call__(
         self, table: CallTable, function: Callable[..., Any], given: Sequence[Any], record: Callable[[], _Recorded]
     ) -> Any:
-        if torch.cuda.is_current_stream_capturing():  # a recording makes some things twice, which a graph would repeat
-            return function(*given)
         if self._is_recorded:
             self._misses += 1
             if self._misses == FORGOTTEN:
@@ -80,6 +78,8 @@ class RecordedCalls:
     def anew(self, given: tuple[Any, ...]) -> Any:
         """A call that is not replayed. It may be recorded."""
         if current_recording() is not None or not uses_gpus():  # a recording has this call as a part
+            return self.function(*given)
+        if torch.cuda.is_current_stream_capturing():  # recordings make some things twice, and records end with graphs
             return self.function(*given)
         if self._table is None or self._generation != recorded_memory.generation:
             self._generation = recorded_memory.generation

@@ -74,9 +74,9 @@ class ArgumentSite(NamedTuple):
 class GraphReplay:
     """The graph of a call's launches, instantiated. `graph`: the graph and its sites, for the launch in C."""
 
-    def __init__(self, launches: Sequence[StreamWork], given: Arguments, kinds: Sequence[ArgumentKind]) -> None:
-        """Capture the launches; nothing runs yet."""
-        self._graph = captured(launches)
+    def __init__(self, graph: torch.cuda.CUDAGraph, given: Arguments, kinds: Sequence[ArgumentKind]) -> None:
+        """Instantiate a captured graph; nothing runs yet."""
+        self._graph = graph
         self._graph.instantiate()
         self._nodes, self._kinds = nodes_of(self._graph.raw_cuda_graph()), kinds
         self._sites: list[set[ArgumentSite]] = [set() for _ in self._nodes]
