@@ -6,15 +6,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tilescale.hda import Machine
-from tilescale.hda.current import use_machine
 from tilescale.ops import strategy
 from tilescale.settings import settings
 from tilescale.tuning.probes import WHOLE
@@ -84,15 +81,6 @@ def test_held_out_operators_take_both_strategies(work: str, any_shapes: Any, mon
     for contender in draw.operator(any_shapes.Shape(work, 34, 48, 64, "bfloat16")).contenders:
         contender.make().check(0)
     assert taken == [True, False]
-
-
-def test_noted_strategies_are_those_of_eager_calls_and_of_captured_ones(any_shapes: Any):
-    noted, team = importlib.import_module("strategies"), SimpleNamespace(size=2)
-    with use_machine(Machine.load("h200-sxm-8")):
-        for rows, eager, captured in ((16, "one launch", "one launch"), (64, "beside", "in order")):
-            job = strategy.CollectiveGemm("allreduce", rows // 2, (4096,), 2048, torch.bfloat16)
-            found = noted.taken(lambda job=job: strategy.overlaps(job, team))
-            assert found == {True: eager, False: captured}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])

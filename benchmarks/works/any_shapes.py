@@ -131,7 +131,7 @@ class Work(ABC):
     def heat(self, mode: str, others: bool) -> Heat:
         """Contenders of the race; `others`: with PyTorch's operators on symmetric memory."""
         calls = {BASELINE: self.libraries, **({"symm_mem": self.symm_mem} if others else {}), "tilescale": self.ours}
-        entries = [Contender(name, functools.partial(self._runner, call, mode)) for name, call in calls.items()]
+        entries = [Contender(name, functools.partial(self._runner, call)) for name, call in calls.items()]
         s = self.shape
         flops = 2 * s.m * s.n * s.k
         least, most = CALLS[mode]
@@ -140,7 +140,7 @@ class Work(ABC):
 
     def settle(self, others: bool) -> None:
         """Note the operator's strategy; call NCCL with cuBLAS, and the operator, until calls are alike."""
-        self.taken  # noqa: B018 - recorded calls choose none
+        self.way  # noqa: B018 - recorded calls choose none
         for call in (self.libraries, self.ours):
             for places in itertools.islice(itertools.cycle(self.places), SETTLED):
                 call(*places)
@@ -160,7 +160,7 @@ class Work(ABC):
         """TileScale's operator on inputs without values, for compiling."""
         self.ours(*self._inputs())
 
-    def _runner(self, call: Callable[..., torch.Tensor], mode: str) -> Runner:
+    def _runner(self, call: Callable[..., torch.Tensor]) -> Runner:
         results: deque[torch.Tensor] = deque(maxlen=PLACES)
         number = itertools.count()
 
@@ -178,11 +178,11 @@ class Work(ABC):
             torch.cuda.synchronize()
             trials.compare(result, case)
 
-        return Runner(again, check, way=(lambda: self.taken[mode != "graph"]) if call == self.ours else None)
+        return Runner(again, check, way=(lambda: self.way) if call == self.ours else None)
 
     @functools.cached_property
-    def taken(self) -> dict[bool, str]:
-        """Strategies of the operator, as `strategies.taken`; chosen in the first calls, later ones are recorded."""
+    def way(self) -> str:
+        """Strategy of the operator; it is chosen in the first calls, later ones are recorded."""
         return strategies.taken(self.dry)
 
     @functools.cached_property

@@ -29,23 +29,21 @@ def fixed(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     return with_strategy
 
 
-def taken(call: Callable[[], Any]) -> dict[bool, str]:
-    """Call an operator, and return the strategies that it chooses: in eager calls, and when captured (False)."""
-    choose, found = strategy.overlaps, {}
+def taken(call: Callable[[], Any]) -> str:
+    """Call an operator, and return the strategy that it chooses."""
+    choose, found = strategy.overlaps, []
 
     def noted(*given: Any) -> bool:
-        for is_eager in (True, False):
-            is_overlapped = strategy.is_overlapped(*given, is_eager)
-            one_launch = is_overlapped and strategy.takes_one_launch(*given)
-            found[is_eager] = ONE_LAUNCH if one_launch else NAMES[is_overlapped]
-        return choose(*given)
+        is_overlapped = choose(*given)
+        found.append(ONE_LAUNCH if is_overlapped and strategy.takes_one_launch(*given) else NAMES[is_overlapped])
+        return is_overlapped
 
     strategy.overlaps = noted
     try:
         call()
     finally:
         strategy.overlaps = choose
-    return found
+    return found[-1]
 
 
 def contender(name: str, make: Callable[[], Runner]) -> Contender:

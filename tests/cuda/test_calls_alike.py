@@ -12,7 +12,6 @@ import tilescale.language as T
 from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import put
 from tests.cuda.test_where_devices_synchronize import on_tensors, reduced
-from tilescale.backends import device_services
 from tilescale.backends.cuda.running.memory import KEPT
 from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE
 
@@ -21,15 +20,6 @@ from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Rank 0 of two."""
     return Device(monkeypatch)
-
-
-def test_calls_are_eager_on_a_device_unless_a_graph_captures_them(device: Device, monkeypatch: pytest.MonkeyPatch):
-    is_eager = device_services().is_eager
-    assert not is_eager(), "no device is used"
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert is_eager()
-    device.capturing = True
-    assert not is_eager()
 
 
 def nothing_is_bound(monkeypatch: pytest.MonkeyPatch, own: Any) -> None:

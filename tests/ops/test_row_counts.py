@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""After a dry run with one row count, no other row count needs another kernel; after an eager call, no capture does."""
+"""After a dry run with one row count, no other row count needs another kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.halves import half_at_night
 from tilescale.comm import Team
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
-from tilescale.ops import kernels, strategy, whole_tensors
+from tilescale.ops import kernels, whole_tensors
 from tilescale.ops.products import ROWS
 from tilescale.runtime import ahead
 from tilescale.runtime.kernel import Kernel
@@ -64,16 +64,6 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Kernel]]:
     kernels._kept.cache_clear()
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Whether calls are eager: as on no device at first."""
-    now = SimpleNamespace(are_eager=False)
-    services = SimpleNamespace(is_eager=lambda: now.are_eager)
-    monkeypatch.setattr(strategy, "device_services", lambda: services)
-    monkeypatch.setattr(import_module("tilescale.ops.gemm_ar"), "_called_in_order", set())
-    return now
-
-
 def operator(name: str, N: int, K: int, dtype: torch.dtype) -> Callable[[int], Any]:
     """The operator for a number of rows of a shard."""
     made = import_module("tilescale.ops." + {"gated": "ag_gemm"}.get(name, name))
@@ -91,9 +81,7 @@ def operator(name: str, N: int, K: int, dtype: torch.dtype) -> Callable[[int], A
 
 
 @pytest.mark.parametrize(("name", "dtype"), half_at_night([*OPERATORS], [torch.bfloat16, torch.float8_e4m3fn]))
-def test_a_new_row_count_needs_no_new_kernel(
-    name: str, dtype: torch.dtype, called: set[Kernel], calls: SimpleNamespace
-):
+def test_a_new_row_count_needs_no_new_kernel(name: str, dtype: torch.dtype, called: set[Kernel]):
     random = Random(f"{name} {dtype}")
     call = operator(name, 128 * random.randint(16, 64), 128 * random.randint(16, 64), dtype)
     with ahead.dry_run() as needed:
@@ -101,29 +89,9 @@ def test_a_new_row_count_needs_no_new_kernel(
     met = needed.found()
     called.clear()
     for _ in range(DRAWN):
-        calls.are_eager = not calls.are_eager
         call(max(1, round(2 ** random.uniform(0, 16))))
     assert 1 < len(called) and called <= set(met), [kernel.program.func.attrs["global_symbol"] for kernel in called]
     assert len(met) <= MOST_KERNELS * (1 + (name == "ag_gemm"))  # one grid gathers, the other one does not
-
-
-@pytest.mark.parametrize("rows", [18, 42, 64])
-def test_the_first_eager_call_makes_what_a_capture_needs(rows: int, called: set[Kernel], calls: SimpleNamespace):
-    """Few rows are one launch in eager calls, and a GEMM and a sum in captured ones."""
-    call = operator("gemm_ar", 4096, 2048, torch.bfloat16)
-
-    def of_call(are_eager: bool) -> set[Kernel]:
-        called.clear()
-        calls.are_eager = are_eager
-        call(rows)
-        return set(called)
-
-    with ahead.dry_run():
-        both = of_call(True), of_call(True)
-    first, later, captured = of_call(True), of_call(True), of_call(False)
-    assert both == (first, first), "a dry run calls nothing that a capture could repeat"
-    assert first == later | captured and len(later) == len(captured) == 1 and later != captured
-    assert of_call(True) == later and of_call(False) == captured
 
 
 @pytest.mark.parametrize("name", OF_ROWS)

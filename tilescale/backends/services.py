@@ -57,7 +57,6 @@ class DeviceServices:
     Attributes:
         repeated: records calls of a function; given a `Noted` function, also calls for autograd to see.
         not_recorded: marks the current call as one that cannot be recorded.
-        is_eager: whether calls launch work on a device now: there is one, and no graph captures its current stream.
         recorders: number of active PyTorch modes that record calls.
         memory_replaced: says that memory was replaced to which records refer by address.
         was_read: orders work of a device's current stream since the last call of a program before the next call.
@@ -71,7 +70,6 @@ class DeviceServices:
 
     repeated: Callable[..., RepeatedCalls]
     not_recorded: Callable[[], None]
-    is_eager: Callable[[], bool]
     recorders: Callable[[], int]
     memory_replaced: Callable[[], None]
     was_read: Callable[[torch.device], None]

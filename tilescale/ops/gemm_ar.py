@@ -3,7 +3,7 @@
 
 The program is sequential. Its schedule lets a block sum the tile that it has multiplied with those of its peers, while
 it multiplies the next one, or others do. Few rows have a program of their own: see few_rows.py. Other small products
-are multiplied first, in eager calls fewer of them: see strategy.py; between nodes chunk by chunk: see unfused.py.
+are multiplied first: see strategy.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -104,16 +104,8 @@ def _summed(
     if not strategy.overlaps(job, team):
         return summed_product(a, b, bias, scales, team)
     result, (how, given) = room_for(out, (rows, N), a, made), kernel_arguments(a, b, bias, scales, 1)
-    if not strategy.is_overlapped(job, team, is_eager=False) and (team, rows, *how) not in _called_in_order:
-        summed_product(a, b, bias, scales, team)  # as a capture needs it, which cannot allocate symmetric memory
-        if not is_dry():
-            _called_in_order.add((team, rows, *how))
     _kernel(team, rows, *how)(*given, result)
     return result
-
-
-_called_in_order: set[tuple[Any, ...]] = set()
-"""Forms of eager calls that overlap, and go in order when captured. Only few rows do: see strategy.py."""
 
 
 _operator = summing_operator("matmul_all_reduce", _summed, lambda a, group: a.shape[0])

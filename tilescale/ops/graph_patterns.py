@@ -299,7 +299,7 @@ def _overlaps(x: Node, group: str) -> bool:
     rows, team = a.shape[0], team_of(group)
     expected = rows.node.hint if isinstance(rows, torch.SymInt) else rows
     job = strategy.CollectiveGemm("allreduce", -(-expected // team.size), (b.shape[1],), a.shape[1], a.dtype)
-    return strategy.is_overlapped(job, team, is_eager=False)  # two launches in either case: with the norm
+    return strategy.overlaps(job, team)
 
 
 def _depends(node: Node, on: Node, through: Node) -> bool:

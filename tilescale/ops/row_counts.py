@@ -2,8 +2,7 @@
 """Kernels of a GEMM with a collective for all row counts: a few, since programs take the number of rows as an argument.
 
 Rows decide between tile shapes, between persistent grids and one block a tile, and between the overlapped kernel and a
-collective of whole tensors, here also eager calls and captured ones. A dry run of one row count adds the kernels of the
-others, so that no later count compiles.
+collective of whole tensors. A dry run of one row count adds the kernels of the others, so that no later count compiles.
 """
 
 from collections import defaultdict
@@ -49,9 +48,9 @@ class GemmKernels(NamedTuple):
 
     def of_many_rows(self) -> list[Kernel]:
         """Those of a long sequence, which depend on one estimate."""
-        found = self._strategies(MANY)
-        overlapped = [self.overlapped(self.team, MANY * self.parts, *self.how)] if True in found else []
-        return overlapped + kernels(*(self._in_order() if False in found else ()))
+        if self._overlaps(MANY):
+            return [self.overlapped(self.team, MANY * self.parts, *self.how)]
+        return kernels(*self._in_order())
 
     def of_any_rows(self) -> list[Kernel]:
         """Those of all numbers of rows."""
@@ -61,15 +60,13 @@ class GemmKernels(NamedTuple):
             rows_of[self.overlapped.choice(self.team, rows * self.parts, *self.how)].append(rows)
         needed, is_sequential = [], False
         for choice, rows in rows_of.items():
-            found = set().union(*map(self._strategies, (*rows[:: -(-len(rows) // ASKED)], rows[-1])))
-            is_sequential |= False in found
-            needed += [choice] if True in found else []
+            overlaps = list(map(self._overlaps, (*rows[:: -(-len(rows) // ASKED)], rows[-1])))
+            is_sequential |= not all(overlaps)
+            needed += [choice] if any(overlaps) else []
         return kernels(*needed, *(self._in_order() if is_sequential else ()))
 
-    def _strategies(self, rows: int) -> set[bool]:
-        """Whether it overlaps: answers for eager calls and for captured ones."""
-        job = self.job._replace(rows=rows)
-        return {strategy.is_overlapped(job, self.team, is_eager) for is_eager in (True, False)}
+    def _overlaps(self, rows: int) -> bool:
+        return strategy.overlaps(self.job._replace(rows=rows), self.team)
 
     def _in_order(self) -> list[Choice]:
         return [each for kind in self.moved for each in whole_tensors.choices(self.job.collective, kind, self.team)]

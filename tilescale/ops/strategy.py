@@ -7,9 +7,6 @@ copy queue moves, by the formulas of `schedule="overlap"`. Its costs are partial
 them, the exposed transfer of the first or the last chunk, and the start-up of queue and grids. An all-reduce is made
 tile by tile, by the blocks of the GEMM: its last sums are exposed. Few rows have smaller blocks, one for each part of
 K: see few_rows.py. `benchmarks/results/ways.json` has products that went both ways on two H200.
-
-These are times of devices, and calls that a graph captures follow them alone. The host limits eager calls of few rows:
-a GEMM and its all-reduce are one launch if that takes the device less time than two launches take the host.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from typing import NamedTuple
 
 import torch
 
-from tilescale.backends import device_services
 from tilescale.collectives.record import TENSORS
 from tilescale.collectives.select import CollectiveQuery, everything, measured_times, seconds
 from tilescale.comm import Team
@@ -107,13 +103,6 @@ LATENCIES = 6
 """Memory latencies of a GEMM that nothing hides: descriptors, its first step, its last stores."""
 
 
-TWO_LAUNCHES = 38e-6
-"""Seconds of the host for an eager GEMM by PyTorch and our sum: 21 us on a fast host of two H200, of which `torch.mm`
-takes 12, and 51 to 63 us on a slow one; in float8 70. The single launch of an overlapped GEMM takes 9 and 24 us, and is
-never the limit. Other collectives overlap by queued copies, which take the host longer than two launches: not counted.
-"""
-
-
 class CollectiveGemm(NamedTuple):
     """A product with a collective.
 
@@ -142,23 +131,16 @@ class CollectiveGemm(NamedTuple):
 
 
 def overlaps(job: CollectiveGemm, team: Team) -> bool:
-    """Whether a GEMM overlaps with its communication in a call now, eager or not."""
-    return is_overlapped(job, team, device_services().is_eager())
-
-
-def is_overlapped(job: CollectiveGemm, team: Team, is_eager: bool) -> bool:
-    """Whether a GEMM overlaps with its communication in an eager call, or in a call that a graph captures: never in
-    float32 or between nodes, always where there is none. A GEMM that overlaps when captured overlaps in eager calls."""
-    host = TWO_LAUNCHES if is_eager and job.collective == "allreduce" else 0.0
-    return job.dtype is not torch.float32 and (team.size == 1 or _overlaps(current_machine(), job, team.size, host))
+    """Whether a GEMM overlaps with its communication: never in float32 or between nodes, always where there is none."""
+    return job.dtype is not torch.float32 and (team.size == 1 or _overlaps(current_machine(), job, team.size))
 
 
 @lru_cache(KEPT)
-def _overlaps(machine: Machine, job: CollectiveGemm, ranks: int, host: float) -> bool:
+def _overlaps(machine: Machine, job: CollectiveGemm, ranks: int) -> bool:
     if is_split(machine, ranks):
         return False
     known = in_force(machine)
-    return min(overlapped(known, job, ranks), one_launch(known, job, ranks)) < max(in_order(known, job, ranks), host)
+    return min(overlapped(known, job, ranks), one_launch(known, job, ranks)) < in_order(known, job, ranks)
 
 
 def takes_one_launch(job: CollectiveGemm, team: Team) -> bool:

@@ -146,7 +146,7 @@ def gemma_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def check_norms() -> None:
     """With and without a residual, of each kind; in front of the sum a GEMM that is not worth overlapping."""
     weight, residual = random(HIDDEN, seed=5), random(2, 3, HIDDEN, seed=6)
-    strategy.is_overlapped = lambda job, team, is_eager: False
+    strategy.overlaps = lambda job, team: False
     for norm in transformers_norm, torch_norm, gemma_norm:
 
         def added(x: torch.Tensor, norm: Callable[..., Any] = norm) -> tuple[torch.Tensor, ...]:
@@ -158,7 +158,7 @@ def check_norms() -> None:
 
         compiled(added, shards(2, 3, INNER), **{NORM: 1})
         compiled(alone, shards(5, HIDDEN), **{NORM: 1})
-    strategy.is_overlapped = lambda job, team, is_eager: True
+    strategy.overlaps = lambda job, team: True
     compiled(added, shards(2, 3, INNER), **{SUM: 1})
 
 
@@ -200,7 +200,7 @@ def check_what_stays() -> None:
 def check_llama() -> None:
     """A Llama of transformers made parallel by DTensors, its layer compiled: results and gradients of each plan."""
     mesh = init_device_mesh("cpu", (SIZE,))
-    strategy.is_overlapped = lambda job, team, is_eager: True
+    strategy.overlaps = lambda job, team: True
     for sequence, wanted in (
         (True, {GATHER: 4, SCATTER: 2}),  # two gathers and two sums of the forward, two gathers of the backward
         (False, {SUM: 7}),  # two sums of the forward, and the gradients of five inputs

@@ -11,7 +11,6 @@ from tilescale.backends.tilelang import nvshmem_link
 SERVICES = DeviceServices(
     repeated=repeated.RecordedCalls,
     not_recorded=repeated.not_recorded,
-    is_eager=stream_order.is_eager,
     recorders=repeated.recorders,
     memory_replaced=recorded_memory.replaced,
     was_read=lambda device: stream_order.stream_order(device).extend(),

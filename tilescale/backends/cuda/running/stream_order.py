@@ -152,11 +152,6 @@ def wait_idle(
     return True
 
 
-def is_eager() -> bool:
-    """Whether calls launch work on a device now: there is one, and no graph captures its current stream."""
-    return torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
-
-
 def noted_failure(failure: Callable[[], RankFailure | None]) -> RankFailedError | None:
     """The first failure of a job as an error; None if there is none. `failure` is a call of `World.failure`."""
     try:
