@@ -99,7 +99,7 @@ def test_a_given_result_and_tensors_that_only_the_function_has(device: Device):
 
 def test_other_settings_of_pytorch_are_not_those_that_were_recorded(device: Device, monkeypatch: pytest.MonkeyPatch):
     now = [True]
-    monkeypatch.setattr(gemm_graph, "_SETTINGS", (lambda: now[0],))
+    monkeypatch.setattr(gemm_graph, "_accumulation", lambda: now[0])
     function, calls = Counted(torch.mm), iter(pairs(200))
     while function.is_replayed(*next(calls)) is None:
         pass

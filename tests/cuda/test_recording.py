@@ -194,6 +194,18 @@ def test_what_is_not_the_same_in_each_call_is_not_recorded(device: Device, after
     assert function.calls == ENOUGH
 
 
+def test_forms_are_tried_again_after_many_calls(device: Device):
+    allowed: list[bool] = []
+    function = Counted(device, lambda y: y if allowed else repeated.not_recorded() or y)
+    for _ in range(100):
+        function(drawn())
+    assert function.calls == 100
+    allowed.append(True)
+    for _ in range(200):
+        function(drawn())
+    assert function.calls < 200, "except for adjacent tensors"
+
+
 def test_a_failed_wait_is_raised_and_nothing_launched(device: Device):
     function = Counted(device)
     for _ in range(ENOUGH):

@@ -32,17 +32,13 @@ GEMMS = {
 """The operators, and each one's form that takes its result."""
 
 
-_SETTINGS = (
-    torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
-    torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
-    torch._C._get_cublas_allow_fp16_accumulation,
-    torch._C._get_sm_carveout_experimental,
-)
+_bf16, _fp16 = (getattr(torch._C, f"_get_cublas_allow_{name}_reduced_precision_reduction") for name in ("bf16", "fp16"))
+_accumulation, _carveout = torch._C._get_cublas_allow_fp16_accumulation, torch._C._get_sm_carveout_experimental
 
 
 def gemm_settings() -> tuple[Any, ...]:
     """PyTorch's settings by which GEMMs of 16-bit types differ."""
-    return tuple(read() for read in _SETTINGS)
+    return _bf16(), _fp16(), _accumulation(), _carveout()
 
 
 def gemm_graph(

@@ -19,8 +19,9 @@ from tilescale.backends.services import Noted
 from tilescale.comm.world import times_shrunk
 from tilescale.hda.current import current_machine
 
-TRIED = (6, 7, 8, 12, 20, 40)
-"""Calls of a form, by number, that are recorded, until one can be: programs have to know the form first."""
+TRIED = 6, 7, 8
+"""Calls of a form, by number, that are recorded, until one can be: programs have to know the form first. After these it
+is each one whose number is a power of two."""
 
 FORGOTTEN = 8
 """Calls after which a record is given up that does not do for them."""
@@ -46,7 +47,7 @@ class _CallForm:
                 self.__init__()  # type: ignore[misc]
             return function(*given)
         self._calls += 1
-        if self._calls not in TRIED:
+        if self._calls < TRIED[0] or (self._calls > TRIED[-1] and self._calls & (self._calls - 1)):
             return function(*given)
         made, call = record()
         table.record(self, call)
