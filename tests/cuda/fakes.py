@@ -159,6 +159,7 @@ class Device:
         patch.setattr(exchanges, "launch", lambda name, *args: lambda: self._launched(name, *args))
         for module in replay, plans, gemm_graph:
             patch.setattr(module, "captured", self._captured)
+        patch.setattr(gemm_graph, "_pool", lambda: None)
         patch.setattr(replay, "nodes_of", self._nodes_of)
         patch.setattr(replay, "_executable", lambda graph: graph.number + 1)
         patch.setattr(native, "connect", self._connect)
@@ -192,7 +193,7 @@ class Device:
         self.log.append((name, *args))
         self.on_launch(name, *args)
 
-    def _captured(self, launches: list[Any]) -> Any:
+    def _captured(self, launches: list[Any], pool: Any = None) -> Any:
         begin = len(self.log)
         for launch in launches:
             launch()

@@ -117,6 +117,8 @@ def test_what_cannot_be_a_graph_is_computed_by_pytorch(device: Device):
     assert gemm_graph.gemm_graph(_aten.addmm.default, (bias, a, b), {}, bias) is None, "its arguments would be lost"
     wide = aligned(64, 64)
     assert gemm_graph.gemm_graph(_aten.mm.default, (wide, wide), {}, aligned(64, 64)) is None, "TF32 is a setting"
+    empty = drawn()[:0]
+    assert gemm_graph.gemm_graph(_aten.mm.default, (empty, b), {}, drawn()[:0]) is None
     device.refuses = True
     assert gemm_graph.gemm_graph(_aten.mm.default, (a, b), {}, made) is None
     function = Counted(torch.mm)

@@ -155,8 +155,8 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def __init__(self, keep_graph: bool) -> None:
             assert keep_graph
 
-        def capture_begin(self, capture_error_mode: str) -> None:
-            done.append(f"begin, {capture_error_mode}")
+        def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+            done.append(f"begin, {capture_error_mode}" + (f", {pool}" if pool else ""))
 
         def capture_end(self) -> None:
             done.append("end")
@@ -181,6 +181,8 @@ def test_launches_are_captured_on_a_stream_of_their_own(captures: list[str]):
     graph = replay.captured([lambda: captures.append("launch"), lambda: captures.append("another")])
     assert captures == ["on 101", "begin, relaxed", "launch", "another", "end", "back"]
     assert replay._executable(graph) == 9
+    replay.captured([], (0, 3))
+    assert captures[7] == "begin, relaxed, (0, 3)", "memory of a pool"
 
 
 def test_a_capture_ends_where_a_launch_fails(captures: list[str]):

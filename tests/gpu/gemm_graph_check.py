@@ -82,6 +82,27 @@ def check_biased(_: slice) -> None:
     say(f"PASS {SHAPES} products with a bias")
 
 
+def check_workspaces(_: slice) -> None:
+    """PyTorch frees cuBLAS's workspaces now and then: graphs that have one write into no other tensor."""
+    shapes = [(m, 5376, 10752) for m in (59, 77)] + [(1, 4096, 4096), (3001, 4096, 7168)]
+    forms = [RecordedCalls(torch.mm) for _ in shapes]
+    given = [[matrix(m, k, torch.bfloat16, False), matrix(k, n, torch.bfloat16, True)] for m, n, k in shapes]
+    want = [torch.mm(*each) for each in given]
+    for _ in range(CALLS):
+        for form, each in zip(forms, given, strict=True):
+            form(*each)
+    for number in range(3):
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        others = [torch.full((1 << 20,), 7, dtype=torch.int32, device=DEVICE) for _ in range(64)]
+        if number == 1:
+            torch.cuda.empty_cache()
+        got = [form(*each) for form, each in zip(forms, given, strict=True)]
+        if not all((x == 7).all() for x in others) or not all(map(torch.equal, got, want)):
+            raise ValueError(f"round {number}: a graph of a GEMM wrote into other tensors")
+    say("PASS workspaces that PyTorch frees")
+
+
 def check_scaled(_: slice) -> None:
     def scaled(a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.Tensor) -> torch.Tensor:
         return torch._scaled_mm(a, b, of_a, of_b, out_dtype=torch.bfloat16, use_fast_accum=True)
@@ -106,4 +127,5 @@ if __name__ == "__main__":
         return found
 
     recording.gemm_graph = noted  # type: ignore[assignment]
-    main({"products": check_products, "biased": check_biased, "scaled": check_scaled})
+    checks = {"products": check_products, "biased": check_biased, "scaled": check_scaled}
+    main(checks | {"workspaces": check_workspaces})

@@ -8,6 +8,7 @@ the addresses as well, in descriptors of bulk copies among others, as in program
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -47,14 +48,15 @@ def gemm_graph(
     """The graph of a call of one of GEMMS, and its tensors in the order of its arguments, which ends with the result.
 
     It is launched once on the current stream, and writes the result again. None if it cannot be launched for tensors at
-    other addresses, depends on more than `gemm_settings`, or has an argument where the result is.
+    other addresses, depends on more than `gemm_settings`, does nothing, or has an argument where the result is.
     """
     named = {name: x for name, x in named.items() if name != "out"}
     tensors = [x for x in (*given, *named.values()) if isinstance(x, torch.Tensor)]
     first, end = span(out)
-    if given[0].dtype is torch.float32 or any(begin < end and first < last for begin, last in map(span, tensors)):
-        return None
+    is_apart = all(last <= first or end <= begin for begin, last in map(span, tensors))
     tensors.append(out)
+    if given[0].dtype is torch.float32 or not is_apart or not all(x.numel() for x in tensors):
+        return None
 
     def launches(at: Sequence[torch.Tensor]) -> list[Any]:
         rest = iter(at)
@@ -66,13 +68,26 @@ def gemm_graph(
     kinds = [x.nbytes for x in tensors]
     # Both captures are made by this frame of C, as functions of Python called from here are: cuBLAS passes a kernel
     # that sums parts of K two pointers to the host's stack as well, which it does not read.
-    replay = GraphReplay(captured(launches(moved)), _places(moved), kinds)
+    replay = GraphReplay(captured(launches(moved), _pool()), _places(moved), kinds, _pool())
     stream = torch._C._cuda_getCurrentRawStream(out.device.index)
     try:
         is_launched = replay.launch(_places(tensors), lambda: launches(tensors), stream)
     except DeviceError:
         return None
     return (replay, tensors) if is_launched else None
+
+
+def _pool() -> Any:
+    """The memory of cuBLAS's workspaces, for captures alone. PyTorch frees workspaces now and then, as for its
+    compiler's CUDA graphs; then no tensor gets this memory."""
+    return _lasting_pool()[0]
+
+
+@cache
+def _lasting_pool() -> tuple[Any, torch.cuda.CUDAGraph]:
+    """A pool, and a graph of it: with the last graph the pool would end."""
+    pool = torch.cuda.graph_pool_handle()
+    return pool, captured([lambda: torch.zeros(1, device="cuda")], pool)
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:

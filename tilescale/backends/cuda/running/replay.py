@@ -74,9 +74,11 @@ class ArgumentSite(NamedTuple):
 class GraphReplay:
     """The graph of a call's launches, instantiated. `graph`: the graph and its sites, for the launch in C."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, given: Arguments, kinds: Sequence[ArgumentKind]) -> None:
-        """Instantiate a captured graph; nothing runs yet."""
-        self._graph = graph
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, given: Arguments, kinds: Sequence[ArgumentKind], pool: Any = None
+    ) -> None:
+        """Instantiate a captured graph; nothing runs yet. `pool`: PyTorch's handle of memory for further captures."""
+        self._graph, self._pool = graph, pool
         self._graph.instantiate()
         self._nodes, self._kinds = nodes_of(self._graph.raw_cuda_graph()), kinds
         self._sites: list[set[ArgumentSite]] = [set() for _ in self._nodes]
@@ -108,7 +110,7 @@ class GraphReplay:
         changed = {i for i, (now, before) in enumerate(zip(passed, was, strict=True)) if now != before}
         if changed <= self._known or self._is_fixed or self.graph.refused:
             return False
-        again = captured(launches())  # its nodes live as long as it does
+        again = captured(launches(), self._pool)  # its nodes live as long as it does
         two = ArgumentPair(was, passed, self._kinds)
         found = two.differences(self._nodes, nodes_of(again.raw_cuda_graph()))
         if found is None:
@@ -240,12 +242,12 @@ _NARROWEST = 4
 """Bytes of the narrowest float that C converts to."""
 
 
-def captured(launches: Sequence[StreamWork]) -> torch.cuda.CUDAGraph:
-    """The graph of launches, which do not run; not instantiated."""
+def captured(launches: Sequence[StreamWork], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """The graph of launches, which do not run; not instantiated. They allocate from a pool, or None from a new one."""
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     # Other threads may allocate meanwhile, and this one may load kernels: neither is a part of the capture.
     with _side_stream():
-        graph.capture_begin(capture_error_mode="relaxed")
+        graph.capture_begin(pool, capture_error_mode="relaxed")
         try:
             run(launches)
         finally:
