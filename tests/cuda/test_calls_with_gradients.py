@@ -99,6 +99,45 @@ def test_lists_and_several_results():
     assert public.checks == checks, "the last one calls the operator"
 
 
+kept: list[float] = []
+"""Exponents of calls whose context was set up."""
+
+
+@operator("power_in_a_test")
+def power(x: torch.Tensor, exponent: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """A power, and its derivative."""
+    return x**exponent, exponent * x ** (exponent - 1)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    kept.append(inputs[1])
+    ctx.shape, ctx.sizes = inputs[0].shape, [len(inputs[0])]
+    ctx.save_for_backward(None, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _of_power(ctx: Any, grad: torch.Tensor, nothing: None) -> tuple[Any, ...]:
+    none, derivative = ctx.saved_tensors
+    assert none is nothing is None and ctx.shape == derivative.shape and ctx.sizes == [len(grad)]
+    return (grad * derivative,)
+
+
+power.register_autograd(_of_power, setup_context=_keep)
+
+
+def test_what_a_backward_needs_is_recorded_with_the_forward():
+    for exponent in (2.0, 3.0):
+        for _ in range(ENOUGH):
+            before, x = len(kept), aligned(4, 8, grad=True)
+            y, derivative = power(x, exponent)
+            assert not derivative.requires_grad
+            up = torch.randn(4, 8)
+            (found,) = torch.autograd.grad(y, x, up)
+            torch.testing.assert_close(found, up * exponent * x.detach() ** (exponent - 1))
+        assert len(kept) == before, "the last one is recorded"
+
+
 @pytest.mark.parametrize(
     "function",
     [

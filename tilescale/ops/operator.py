@@ -9,8 +9,9 @@ it: `torch.library.custom_op` has two in Python, and takes three times as long.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 
 from tilescale.backends import device_services
 from tilescale.backends.services import OperatorCall
+from tilescale.hda import Machine
 from tilescale.hda.current import current_machine, use_machine
 from tilescale.ops.dtensors import DTensorPlacement, is_dtensor, with_own_storage
 from tilescale.runtime import ahead
@@ -25,7 +27,10 @@ from tilescale.runtime import ahead
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 """Classes of plain tensors."""
 
-_Call = Callable[[Sequence[Any]], Any]
+Kept = tuple[Any, ...]
+"""A result for autograd, and the parts of a `_Context`."""
+
+_Call = Callable[[Sequence[Any]], Kept]
 """Calls an operator, or its function, with all arguments."""
 
 
@@ -51,6 +56,7 @@ class Operator:
         self._dispatched = getattr(torch.ops.tilescale, name).default
         repeated = device_services().repeated
         self._repeated, self._repeated_backward = repeated(self.function), repeated(self._gradients)
+        self._repeated_forward = repeated(lambda *given: self._kept(lambda given: self.function(*given), given))
         self._setup: Callable[..., None] | None = None
         self._gives_list = False
         _known[name] = self
@@ -74,17 +80,13 @@ class Operator:
         """
         saved, arguments = saves.split(), self._arguments
 
-        def by_name(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        def by_name(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
             given = dict(zip(arguments, inputs, strict=True))
             ctx.save_for_backward(*_tensors([given.pop(name) for name in saved])[0])
             for name, x in given.items():
                 setattr(ctx, name, x if not arguments[name] else bool(x) if x.__class__ is list else x is not None)
 
-        def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            keep_machine(ctx)
-            (setup_context or by_name)(ctx, inputs, output)
-
-        self._setup, self._backward = setup, backward
+        self._setup, self._backward = setup_context or by_name, backward
 
     @property
     def is_seen(self) -> bool:
@@ -105,7 +107,7 @@ class Operator:
         if any([x.is_meta for x in tensors]) or not is_known:
             return self._dispatched(*given)
         if differentiates(tensors):
-            made = self._differentiated(given, tensors, counts, self._called)
+            made = self._differentiated(given, tensors, counts, self._forward)
             if _notes is not None:
                 _notes.append(OperatorCall(self._with_gradients, given, made))
             return made
@@ -113,7 +115,7 @@ class Operator:
 
     def _with_gradients(self, *given: Any) -> Any:
         """A call of the form of one that was noted."""
-        return self._differentiated(given, *_tensors(given), self._called)
+        return self._differentiated(given, *_tensors(given), self._forward)
 
     def _called_by_dispatcher(self, *given: Any) -> Any:
         """Entry for PyTorch's dispatcher: skips the layers below autograd if no mode or tracer is active."""
@@ -123,8 +125,8 @@ class Operator:
         tensors, counts = _tensors(given)
         is_plain = not is_seen and PLAIN.issuperset(map(type, tensors)) and not any([x.is_meta for x in tensors])
         if differentiates(tensors):
-            call = self._called if is_plain else self._called_below_autograd
-            return self._differentiated(given, tensors, counts, call)
+            forward = self._forward if is_plain else self._forward_below_autograd
+            return self._differentiated(given, tensors, counts, forward)
         return self._repeated.anew(given) if is_plain else self._called_below_autograd(list(map(_shard, given)))
 
     def _called(self, given: Sequence[Any]) -> Any:
@@ -135,32 +137,35 @@ class Operator:
             return self._dispatched(*given)
 
     def _differentiated(
-        self, given: Sequence[Any], tensors: Sequence[torch.Tensor], counts: Sequence[int], call: _Call
+        self, given: Sequence[Any], tensors: Sequence[torch.Tensor], counts: Sequence[int], forward: _Call
     ) -> Any:
-        made = _apply(self, call, given, counts, *tensors)
+        made = _apply(self, forward, given, counts, *tensors)
         return list(made) if self._gives_list else made
 
-    def differentiated(self, ctx: Any, call: _Call, given: Sequence[Any]) -> Any:
-        """The result of a call of shards, with what its backward needs in `ctx`."""
-        met = ahead.met()
+    def _forward(self, given: Sequence[Any]) -> Kept:
+        return self._repeated_forward(*given)
+
+    def _forward_below_autograd(self, given: Sequence[Any]) -> Kept:
+        return self._kept(self._called_below_autograd, given)
+
+    def _kept(self, call: Callable[[Sequence[Any]], Any], given: Sequence[Any]) -> Kept:
+        """The result of a call, as autograd takes it, and what its backward needs. A dry run that has met kernels here
+        calls that, too: their compilation begins with that of the forward's."""
+        met, ctx = ahead.met(), _Context()
         made = call(given)
         self._gives_list = made.__class__ is list
         if self._setup is not None:
             self._setup(ctx, given, made)
             if ahead.met() > met:
-                dry = _DryContext()
-                self._setup(dry, given, made)
-                self.gradients(dry, dry.zeros(_tensors([made])[0]))
-        return tuple(made) if self._gives_list else made
+                self.gradients(ctx, ctx.zeros(_tensors([made])[0]))
+        return tuple(made) if self._gives_list else made, *ctx.parts()
 
     def gradients(self, ctx: Any, grads: Sequence[Any]) -> Sequence[Any]:
         """The gradients of all arguments: a list for a list. Raises RuntimeError if it has no backward."""
         if self._setup is None:
             raise RuntimeError(f"tilescale::{self.name} has no backward")
-        kept = [x for each in ctx.__dict__.items() if each[0] not in _OURS for x in each]
-        saved = ctx.saved_tensors
         with _MACHINE_STAYS if ctx.machine is current_machine() else use_machine(ctx.machine):
-            found = self._repeated_backward(kept, saved, grads)
+            found = self._repeated_backward(ctx.kept, ctx.saved_tensors, grads)
         found = found if isinstance(found, tuple) else (found,)
         return *found, *[None] * (len(self._arguments) - len(found))
 
@@ -186,30 +191,42 @@ def noted(function: Callable[[], Any]) -> tuple[Any, OperatorCall | None]:
 
 _MACHINE_STAYS = nullcontext()
 
-_OURS = {"machine", "operator", "counts", "lies", "saved_tensors", "constant"}
-"""State that an operator keeps between its forward and its backward, in addition to saved tensors."""
 
-
-class _DryContext:
-    """Autograd's context of a backward that a dry run calls right after the forward: the compilation of its kernels
-    begins with that of the forward's.
+class _Context:
+    """A context as autograd's. Other attributes are those of the operator, for its backward.
 
     Attributes:
-        saved_tensors: what the backward needs.
+        saved_tensors: tensors, and None.
         constant: results without gradients.
+        materializes: whether results that are not used have gradients of zeros.
+        machine: that of the call.
     """
 
-    saved_tensors: Sequence[torch.Tensor] = ()
-    constant: Sequence[torch.Tensor] = ()
+    __slots__ = ("__dict__", "constant", "machine", "materializes", "saved_tensors")
 
-    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+    def __init__(self) -> None:
+        self.saved_tensors: Sequence[torch.Tensor | None] = ()
+        self.constant: Sequence[torch.Tensor] = ()
+        self.materializes = True
+        self.machine: Machine | None = None
+        keep_machine(self)
+
+    def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
         self.saved_tensors = tensors
 
     def mark_non_differentiable(self, *results: torch.Tensor) -> None:
         self.constant = results
 
     def set_materialize_grads(self, materialize: bool) -> None:
-        """Results without gradients get none anyway."""
+        self.materializes = materialize
+
+    @property
+    def kept(self) -> tuple[Any, ...]:
+        """The operator's attributes: each one's name and value."""
+        return tuple(chain.from_iterable(vars(self).items()))
+
+    def parts(self) -> tuple[Any, ...]:
+        return self.saved_tensors, self.constant, self.materializes, self.machine, self.kept
 
     def zeros(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Gradients of results."""
@@ -255,7 +272,13 @@ class _AutogradStep(torch.autograd.Function):
         if not PLAIN.issuperset(map(type, tensors)):
             ctx.lies = [DTensorPlacement.of(x) if is_dtensor(x) else None for x in tensors]
             given = [_shard(x) for x in given]
-        return operator.differentiated(ctx, call, given)
+        made, saved, constant, materializes, ctx.machine, ctx.kept = call(given)
+        ctx.save_for_backward(*saved)
+        if constant:
+            ctx.mark_non_differentiable(*constant)
+        if not materializes:
+            ctx.set_materialize_grads(False)
+        return made
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:  # noqa: D102
@@ -318,12 +341,22 @@ def _tensors(given: Sequence[Any]) -> tuple[list[torch.Tensor], list[int]]:
     tensors: list[torch.Tensor] = []
     counts = []
     for x in given:
-        found: Sequence[torch.Tensor] = [y for y in x if isinstance(y, torch.Tensor)] if isinstance(x, list) else ()
-        if isinstance(x, torch.Tensor):
-            found = (x,)
-        tensors += found
-        counts.append(len(found))
+        kind = x.__class__
+        if kind is list:
+            found = [y for y in x if _is_tensor(y.__class__)]
+            tensors += found
+            counts.append(len(found))
+        elif _is_tensor(kind):
+            tensors.append(x)
+            counts.append(1)
+        else:
+            counts.append(0)
     return tensors, counts
+
+
+@cache
+def _is_tensor(kind: type) -> bool:
+    return issubclass(kind, torch.Tensor)
 
 
 def _shard(x: Any) -> Any:

@@ -344,10 +344,17 @@ def _reader(template: Any) -> Reader:
     kind = template.__class__
     if kind is RecordedView:
         return itemgetter(template.number) if template.form is None else template.of
-    if kind is not list and kind is not tuple:
+    if kind is not list and not (kind is tuple and _has_tensors(template)):
         return lambda _: template
     each = list(map(_reader, template))
     return lambda tensors: kind([read(tensors) for read in each])
+
+
+def _has_tensors(template: Any) -> bool:
+    """Whether it has views for tensors, or lists, which are made anew in each call."""
+    if isinstance(template, RecordedView | list):
+        return True
+    return isinstance(template, tuple) and any(map(_has_tensors, template))
 
 
 def _is_plain_copy(target: torch.Tensor, source: Any, *given: Any) -> bool:

@@ -103,7 +103,7 @@ class RecordedCalls:
 
 def _state() -> tuple[Any, ...]:
     """Further facts on which a call depends."""
-    cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    cast = torch.is_autocast_enabled() and torch.get_autocast_dtype("cuda")  # without a name: of CUDA, in a third
     return id(current_machine()), times_shrunk(), recorded_memory.generation, nccl.generation(), cast
 
 
