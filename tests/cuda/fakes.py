@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.cuda.support import lowered
+from tilelang_core.lru import LruCache
 from tilescale.backends.cuda.running import (
     call_table,
     execute,
@@ -160,6 +161,7 @@ class Device:
         for module in replay, plans, gemm_graph:
             patch.setattr(module, "captured", self._captured)
         patch.setattr(gemm_graph, "_pool", lambda: None)
+        patch.setattr(gemm_graph, "_graphs", LruCache(gemm_graph.KEPT))
         patch.setattr(replay, "nodes_of", self._nodes_of)
         patch.setattr(replay, "_executable", lambda graph: graph.number + 1)
         patch.setattr(native, "connect", self._connect)

@@ -97,6 +97,22 @@ def test_a_given_result_and_tensors_that_only_the_function_has(device: Device):
     assert replayed > 20
 
 
+def test_records_share_the_graph_of_a_form(device: Device):
+    for function in (lambda a, b, out: torch.mm(a, b, out=out), lambda a, b, out: torch.mm(a, b, out=out) + 1):
+        calls = Counted(function)
+        for given in pairs():
+            calls.repeated(*given, drawn())
+        assert calls.calls < 20 and device.instantiated == 1
+    wide = drawn().view(128, 32)
+    assert gemm_graph.gemm_graph(_aten.mm.default, (wide, wide.t()), {}, aligned(128, 64).view(torch.bfloat16))
+    assert device.instantiated == 2, "of another shape"
+
+
+def test_a_capture_that_fails_leaves_the_gemm_to_pytorch(device: Device):
+    device.broken = True
+    assert gemm_graph.gemm_graph(_aten.mm.default, pairs(1)[0], {}, drawn()) is None
+
+
 def test_other_settings_of_pytorch_are_not_those_that_were_recorded(device: Device, monkeypatch: pytest.MonkeyPatch):
     now = [True]
     monkeypatch.setattr(gemm_graph, "_accumulation", lambda: now[0])
@@ -120,7 +136,7 @@ def test_what_cannot_be_a_graph_is_computed_by_pytorch(device: Device):
     empty = drawn()[:0]
     assert gemm_graph.gemm_graph(_aten.mm.default, (empty, b), {}, drawn()[:0]) is None
     device.refuses = True
-    assert gemm_graph.gemm_graph(_aten.mm.default, (a, b), {}, made) is None
+    assert gemm_graph.gemm_graph(_aten.mm.default, (drawn(), b), {}, made) is None
     function = Counted(torch.mm)
     for x, y in pairs():
         assert torch.equal(function.repeated(x, y), torch.mm(x, y))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tilelang_core.lru import LruCache
 from tilescale.backends.cuda.running.plans import ALIGNED, span, tensor_at
 from tilescale.backends.cuda.running.replay import GraphReplay, captured
 from tilescale.errors import DeviceError
@@ -20,6 +21,9 @@ from tilescale.errors import DeviceError
 _MOVED = 1009 * ALIGNED
 """Bytes between addresses of one tensor in two captures, and how much more each further tensor moves: a multiple of the
 alignment that a form has, and of no larger power of two."""
+
+KEPT = 512
+"""Graphs that are kept, those used last. Records keep theirs."""
 
 _aten = torch.ops.aten
 
@@ -32,9 +36,11 @@ GEMMS = {
 }
 """The operators, and each one's form that takes its result."""
 
-
 _bf16, _fp16 = (getattr(torch._C, f"_get_cublas_allow_{name}_reduced_precision_reduction") for name in ("bf16", "fp16"))
 _accumulation, _carveout = torch._C._get_cublas_allow_fp16_accumulation, torch._C._get_sm_carveout_experimental
+
+
+_graphs: LruCache[Any, GraphReplay] = LruCache(KEPT)
 
 
 def gemm_settings() -> tuple[Any, ...]:
@@ -45,36 +51,50 @@ def gemm_settings() -> tuple[Any, ...]:
 def gemm_graph(
     operator: Any, given: Sequence[Any], named: dict[str, Any], out: torch.Tensor
 ) -> tuple[GraphReplay, list[torch.Tensor]] | None:
-    """The graph of a call of one of GEMMS, and its tensors in the order of its arguments, which ends with the result.
+    """The graph for calls of this form of one of GEMMS; and this call's tensors, arguments in order, then the result.
 
-    It is launched once on the current stream, and writes the result again. None if it cannot be launched for tensors at
-    other addresses, depends on more than `gemm_settings`, does nothing, or has an argument where the result is.
+    It is launched once on the current stream, and writes the result again. None if it cannot be captured, or launched
+    for tensors at other addresses; if it depends on more than `gemm_settings`, does nothing, or has an argument where
+    the result is.
     """
     named = {name: x for name, x in named.items() if name != "out"}
-    tensors = [x for x in (*given, *named.values()) if isinstance(x, torch.Tensor)]
-    first, end = span(out)
-    is_apart = all(last <= first or end <= begin for begin, last in map(span, tensors))
-    tensors.append(out)
-    if given[0].dtype is torch.float32 or not is_apart or not all(x.numel() for x in tensors):
+    values = [*given, *named.values(), out]
+    tensors = [x for x in values if isinstance(x, torch.Tensor)]
+    if not _is_able(tensors):
         return None
 
     def launches(at: Sequence[torch.Tensor]) -> list[Any]:
         rest = iter(at)
-        values = [next(rest) if isinstance(x, torch.Tensor) else x for x in given]
-        by_name = {name: next(rest) if isinstance(x, torch.Tensor) else x for name, x in named.items()}
-        return [lambda: GEMMS[operator](*values, **by_name, out=at[-1])]
+        *own, result = [next(rest) if isinstance(x, torch.Tensor) else x for x in values]
+        by_name = dict(zip(named, own[len(given) :], strict=True))
+        return [lambda: GEMMS[operator](*own[: len(given)], **by_name, out=result)]
 
-    moved = [tensor_at(x.data_ptr() + (i + 1) * _MOVED, x) for i, x in enumerate(tensors)]
-    kinds = [x.nbytes for x in tensors]
-    # Both captures are made by this frame of C, as functions of Python called from here are: cuBLAS passes a kernel
-    # that sums parts of K two pointers to the host's stack as well, which it does not read.
-    replay = GraphReplay(captured(launches(moved), _pool()), _places(moved), kinds, _pool())
+    places = [x.data_ptr() for x in tensors]
+    form = operator, gemm_settings(), *named, *map(_form, values), *map(places.index, places)
     stream = torch._C._cuda_getCurrentRawStream(out.device.index)
     try:
-        is_launched = replay.launch(_places(tensors), lambda: launches(tensors), stream)
-    except DeviceError:
+        if (replay := _graphs.get(form)) is None:
+            moved = [tensor_at(x.data_ptr() + (i + 1) * _MOVED, x) for i, x in enumerate(tensors)]
+            kinds = [x.nbytes for x in tensors]
+            # Both captures are made by this frame of C, as functions of Python called from here are: cuBLAS passes a
+            # kernel that sums parts of K two pointers to the host's stack as well, which it does not read.
+            graph = captured(launches(moved), _pool())
+            replay = _graphs[form] = GraphReplay(graph, tuple(x.data_ptr() for x in moved), kinds, _pool())
+        is_launched = replay.launch(tuple(places), lambda: launches(tensors), stream)
+    except (DeviceError, RuntimeError):
         return None
     return (replay, tensors) if is_launched else None
+
+
+def _form(x: Any) -> Any:
+    return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNED) if isinstance(x, torch.Tensor) else x
+
+
+def _is_able(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a GEMM of these tensors, the last of which is the result, can be launched twice."""
+    *given, (first, end) = map(span, tensors)
+    is_apart = all(last <= first or end <= begin for begin, last in given)
+    return is_apart and tensors[0].dtype is not torch.float32 and all(x.numel() for x in tensors)
 
 
 def _pool() -> Any:
@@ -88,7 +108,3 @@ def _lasting_pool() -> tuple[Any, torch.cuda.CUDAGraph]:
     """A pool, and a graph of it: with the last graph the pool would end."""
     pool = torch.cuda.graph_pool_handle()
     return pool, captured([lambda: torch.zeros(1, device="cuda")], pool)
-
-
-def _places(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    return tuple(x.data_ptr() for x in tensors)
