@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache, wraps
 from inspect import signature
-from itertools import chain
+from itertools import chain, zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,7 +82,7 @@ class Operator:
 
         def by_name(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
             given = dict(zip(arguments, inputs, strict=True))
-            ctx.save_for_backward(*_tensors([given.pop(name) for name in saved])[0])
+            ctx.save_for_backward(*_tensors([given.pop(name) for name in saved]))
             for name, x in given.items():
                 setattr(ctx, name, x if not arguments[name] else bool(x) if x.__class__ is list else x is not None)
 
@@ -101,13 +101,13 @@ class Operator:
         made = self._repeated.replay(given)
         if made is not NotImplemented:
             return made
-        tensors, counts = _tensors(given)
+        tensors = _tensors(given)
         is_plain = PLAIN.issuperset(map(type, tensors))
         is_known = is_plain or all([x.__class__ in PLAIN or is_dtensor(x) for x in tensors])
         if any([x.is_meta for x in tensors]) or not is_known:
             return self._dispatched(*given)
         if differentiates(tensors):
-            made = self._differentiated(given, tensors, counts, self._forward)
+            made = self._differentiated(given, tensors, self._forward)
             if _notes is not None:
                 _notes.append(OperatorCall(self._with_gradients, given, made))
             return made
@@ -115,18 +115,18 @@ class Operator:
 
     def _with_gradients(self, *given: Any) -> Any:
         """A call of the form of one that was noted."""
-        return self._differentiated(given, *_tensors(given), self._forward)
+        return self._differentiated(given, _tensors(given), self._forward)
 
     def _called_by_dispatcher(self, *given: Any) -> Any:
         """Entry for PyTorch's dispatcher: skips the layers below autograd if no mode or tracer is active."""
         made = NotImplemented if (is_seen := somebody_looks()) else self._repeated.replay(given)
         if made is not NotImplemented:
             return made
-        tensors, counts = _tensors(given)
+        tensors = _tensors(given)
         is_plain = not is_seen and PLAIN.issuperset(map(type, tensors)) and not any([x.is_meta for x in tensors])
         if differentiates(tensors):
             forward = self._forward if is_plain else self._forward_below_autograd
-            return self._differentiated(given, tensors, counts, forward)
+            return self._differentiated(given, tensors, forward)
         return self._repeated.anew(given) if is_plain else self._called_below_autograd(list(map(_shard, given)))
 
     def _called(self, given: Sequence[Any]) -> Any:
@@ -136,10 +136,8 @@ class Operator:
         with torch._C._AutoDispatchBelowAutograd():
             return self._dispatched(*given)
 
-    def _differentiated(
-        self, given: Sequence[Any], tensors: Sequence[torch.Tensor], counts: Sequence[int], forward: _Call
-    ) -> Any:
-        made = _apply(self, forward, given, counts, *tensors)
+    def _differentiated(self, given: Sequence[Any], tensors: Sequence[torch.Tensor], forward: _Call) -> Any:
+        made = _apply(self, forward, given, *tensors)
         return list(made) if self._gives_list else made
 
     def _forward(self, given: Sequence[Any]) -> Kept:
@@ -151,27 +149,30 @@ class Operator:
     def _kept(self, call: Callable[[Sequence[Any]], Any], given: Sequence[Any]) -> Kept:
         """The result of a call, as autograd takes it, and what its backward needs. A dry run that has met kernels here
         calls that, too: their compilation begins with that of the forward's."""
-        met, ctx = ahead.met(), _Context()
+        met, ctx = ahead.met(), _Context(given)
         made = call(given)
         self._gives_list = made.__class__ is list
         if self._setup is not None:
             self._setup(ctx, given, made)
             if ahead.met() > met:
-                self.gradients(ctx, ctx.zeros(_tensors([made])[0]))
+                self.gradients(ctx, ctx.zeros(_tensors([made])))
         return tuple(made) if self._gives_list else made, *ctx.parts()
 
-    def gradients(self, ctx: Any, grads: Sequence[Any]) -> Sequence[Any]:
-        """The gradients of all arguments: a list for a list. Raises RuntimeError if it has no backward."""
+    def gradients(self, ctx: Any, grads: Sequence[Any]) -> Sequence[torch.Tensor | None]:
+        """The gradients of all tensors among the arguments. Raises RuntimeError if it has no backward."""
         if self._setup is None:
             raise RuntimeError(f"tilescale::{self.name} has no backward")
         with _MACHINE_STAYS if ctx.machine is current_machine() else use_machine(ctx.machine):
-            found = self._repeated_backward(ctx.kept, ctx.saved_tensors, grads)
-        found = found if isinstance(found, tuple) else (found,)
-        return *found, *[None] * (len(self._arguments) - len(found))
+            return self._repeated_backward(ctx.kept, ctx.saved_tensors, grads)
 
-    def _gradients(self, kept: Sequence[Any], saved: Sequence[Any], grads: Sequence[Any]) -> Any:
-        ctx = SimpleNamespace(saved_tensors=saved, **dict(zip(kept[::2], kept[1::2], strict=True)))
-        return self._backward(ctx, list(grads)) if self._gives_list else self._backward(ctx, *grads)
+    def _gradients(self, kept: Sequence[Any], saved: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        counts, *named = kept
+        ctx = SimpleNamespace(saved_tensors=saved, **dict(zip(named[::2], named[1::2], strict=True)))
+        made = self._backward(ctx, list(grads)) if self._gives_list else self._backward(ctx, *grads)
+        found: list[torch.Tensor | None] = []
+        for count, grad in zip_longest(counts, made if isinstance(made, tuple) else (made,)):
+            found += grad if grad.__class__ is list else [grad] * count
+        return found
 
 
 _notes: list[OperatorCall] | None = None
@@ -196,15 +197,17 @@ class _Context:
     """A context as autograd's. Other attributes are those of the operator, for its backward.
 
     Attributes:
+        counts: how many tensors each argument of the call is.
         saved_tensors: tensors, and None.
         constant: results without gradients.
         materializes: whether results that are not used have gradients of zeros.
         machine: that of the call.
     """
 
-    __slots__ = ("__dict__", "constant", "machine", "materializes", "saved_tensors")
+    __slots__ = ("__dict__", "constant", "counts", "machine", "materializes", "saved_tensors")
 
-    def __init__(self) -> None:
+    def __init__(self, given: Sequence[Any]) -> None:
+        self.counts = tuple(len(_tensors([x])) for x in given)
         self.saved_tensors: Sequence[torch.Tensor | None] = ()
         self.constant: Sequence[torch.Tensor] = ()
         self.materializes = True
@@ -222,8 +225,8 @@ class _Context:
 
     @property
     def kept(self) -> tuple[Any, ...]:
-        """The operator's attributes: each one's name and value."""
-        return tuple(chain.from_iterable(vars(self).items()))
+        """The counts, and the operator's attributes: each one's name and value."""
+        return self.counts, *chain.from_iterable(vars(self).items())
 
     def parts(self) -> tuple[Any, ...]:
         return self.saved_tensors, self.constant, self.materializes, self.machine, self.kept
@@ -266,9 +269,9 @@ class _AutogradStep(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: D102
-        ctx: Any, operator: Operator, call: _Call, given: Sequence[Any], counts: Sequence[int], *tensors: torch.Tensor
+        ctx: Any, operator: Operator, call: _Call, given: Sequence[Any], *tensors: torch.Tensor
     ) -> Any:
-        ctx.operator, ctx.counts, ctx.lies = operator, counts, None
+        ctx.operator, ctx.lies = operator, None
         if not PLAIN.issuperset(map(type, tensors)):
             ctx.lies = [DTensorPlacement.of(x) if is_dtensor(x) else None for x in tensors]
             given = [_shard(x) for x in given]
@@ -282,13 +285,11 @@ class _AutogradStep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:  # noqa: D102
-        found: list[Any] = []
-        for count, grad in zip(ctx.counts, ctx.operator.gradients(ctx, grads), strict=True):
-            found += grad if grad.__class__ is list else [grad] * count
+        found = ctx.operator.gradients(ctx, grads)
         if ctx.lies is not None:
             pairs = zip(found, ctx.lies, strict=True)
             found = [x if lies is None else lies.made_of(with_own_storage(x)) for x, lies in pairs]
-        return None, None, None, None, *found
+        return None, None, None, *found
 
 
 _apply = super(torch.autograd.Function, _AutogradStep).apply
@@ -336,22 +337,16 @@ def nobody_looks() -> bool:
     return not _dispatching() and _transforming() is None and not _profiling() and _tracing() is None
 
 
-def _tensors(given: Sequence[Any]) -> tuple[list[torch.Tensor], list[int]]:
-    """The tensors among arguments, and in lists among them; and how many of them each argument is."""
+def _tensors(given: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among arguments, and in lists among them."""
     tensors: list[torch.Tensor] = []
-    counts = []
     for x in given:
         kind = x.__class__
         if kind is list:
-            found = [y for y in x if _is_tensor(y.__class__)]
-            tensors += found
-            counts.append(len(found))
+            tensors += [y for y in x if _is_tensor(y.__class__)]
         elif _is_tensor(kind):
             tensors.append(x)
-            counts.append(1)
-        else:
-            counts.append(0)
-    return tensors, counts
+    return tensors
 
 
 @cache
