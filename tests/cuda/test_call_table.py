@@ -3,6 +3,7 @@
 
 import gc
 import operator
+import sys
 import weakref
 from collections import namedtuple
 from collections.abc import Callable
@@ -163,6 +164,41 @@ def test_steps_are_executed_with_their_arguments(table: CallTable):
     assert table.replay((x, y, 3.0)) is NotImplemented
     table.record(kept, None)
     assert table.replay((x, y, 2.0)) is NotImplemented
+
+
+def test_sequences_of_arguments_and_results_are_made_in_each_call(table: CallTable):
+    x, y = aligned(4), aligned(4)
+    kept, _ = table.form((x, y))
+    constant = ("sum", (1, None))
+    steps = [CallStep(torch.cat, ([TensorNumber(1), TensorNumber(0), TensorView(0, (2,), (1,), 1)],), {"dim": 0}, True)]
+    result = ([TensorNumber(2), (TensorNumber(0), "x")], constant, [], (), Reading(len), [constant])
+    table.record(kept, of(steps, result))
+    for _ in range(3):
+        x, y = aligned(4), aligned(4)
+        before = sys.getrefcount(x)
+        ((joined, (same, name)), told, empty, nothing, count, other) = made = table.replay((x, y))
+        torch.testing.assert_close(joined, torch.cat([y, x, x[1:3]]))
+        assert same is x and name == "x" and made.__class__ is tuple and made[0].__class__ is list
+        assert told is constant and other == [constant] and (empty, nothing, count) == ([], (), 3)
+        empty.append(1)  # the next call has a list of its own
+        alive = weakref.ref(joined)
+        del joined, same, made
+        assert alive() is None and sys.getrefcount(x) == before
+
+
+def test_an_error_in_a_sequence_leaves_nothing(table: CallTable):
+    x = aligned(4)
+    kept = table.form((x,))[0]
+
+    def fails(tensors: list[torch.Tensor]) -> None:
+        raise ValueError("no result")
+
+    table.record(kept, of([], [TensorNumber(0), (TensorNumber(0), Reading(fails))]))
+    before = sys.getrefcount(x)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no result"):
+            table.replay((x,))
+    assert sys.getrefcount(x) == before
 
 
 def test_a_call_that_cannot_begin_is_not_replayed_and_an_error_ends_it(table: CallTable):

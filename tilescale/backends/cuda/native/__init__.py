@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""C code of the host's part of a call. replays.c: calls of programs by form; calls.c: recorded calls of operators."""
+"""C code of the host's part of a call. replays.c: calls of programs by form; calls.c: recorded calls of operators, with
+Python's functions in python_abi.h."""
 
 from __future__ import annotations
 

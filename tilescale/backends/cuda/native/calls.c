@@ -1,39 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Recorded calls of Python functions: a call whose arguments have the form of a known one allocates, launches and computes
-// what was recorded. Follows replays.c in one library; running/call_table.py loads it.
-//
-// Python's headers are often missing where there is a C compiler, so the part of its stable ABI that is used is declared here.
-
-typedef struct PyObject PyObject;
-typedef intptr_t Py_ssize_t;
-typedef PyObject *(*PyCFunction)(PyObject *, PyObject *);
-typedef struct {
-  const char *name;
-  PyCFunction function;
-  int flags;
-  const char *text;
-} PyMethodDef;
-enum { METH_O = 8, Py_EQ = 2 };
-
-void Py_IncRef(PyObject *);
-void Py_DecRef(PyObject *);
-PyObject *PyObject_Type(PyObject *);
-int PyType_IsSubtype(PyObject *, PyObject *);
-Py_ssize_t PyTuple_Size(PyObject *), PyList_Size(PyObject *), PyDict_Size(PyObject *);
-PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t), *PyList_GetItem(PyObject *, Py_ssize_t);
-int PyDict_Next(PyObject *, Py_ssize_t *, PyObject **, PyObject **);
-PyObject *PyList_New(Py_ssize_t), *PyTuple_New(Py_ssize_t);
-int PyList_Append(PyObject *, PyObject *), PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
-Py_ssize_t PyObject_Hash(PyObject *);
-int PyObject_RichCompareBool(PyObject *, PyObject *, int), PyObject_IsTrue(PyObject *);
-PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
-PyObject *PyObject_GetAttr(PyObject *, PyObject *);
-PyObject *PyLong_FromLongLong(long long);
-long long PyLong_AsLongLong(PyObject *);
-void *PyLong_AsVoidPtr(PyObject *);
-void PyErr_SetString(PyObject *, const char *);
-extern PyObject *PyExc_RuntimeError;
-void PyErr_Clear(void), PyErr_Fetch(PyObject **, PyObject **, PyObject **), PyErr_Restore(PyObject *, PyObject *, PyObject *);
+// what was recorded. Follows replays.c and python_abi.h in one library; running/call_table.py loads it.
 
 #define MOST_FORMS 1024
 #define INDEX_SIZE (4 * MOST_FORMS)
@@ -52,13 +19,15 @@ typedef struct {
 } Python;
 
 // An argument of a step: a tensor by number, among those of the caller and those made by steps; a view of one, `value` is
-// its shape, strides and offset; the result of `value` for a list of all tensors; or `value` itself.
-typedef struct {
+// its shape, strides and offset; the result of `value` for a list of all tensors; `value` itself; or a tuple or list of
+// so many parts.
+typedef struct Argument {
   int64_t kind, number;
   PyObject *value;
+  const struct Argument *parts;
 } Argument;
 
-enum { TENSOR_ARGUMENT, VIEW_ARGUMENT, READ_ARGUMENT, VALUE_ARGUMENT };
+enum { TENSOR_ARGUMENT, VIEW_ARGUMENT, READ_ARGUMENT, VALUE_ARGUMENT, TUPLE_ARGUMENT, LIST_ARGUMENT };
 
 // A launch (`record`), or a call of `function`, whose results are tensors of later steps if it `keeps` them. `names`: of the
 // last arguments, or NULL. `later`: it follows anything that cannot be undone.
@@ -305,8 +274,22 @@ static PyObject *read(const Tensors *all, PyObject *reader) {
   return made;
 }
 
+static PyObject *value_of(const Tensors *all, const Argument *argument);
+
+static PyObject *sequence_of(const Tensors *all, const Argument *argument) {
+  const int is_list = argument->kind == LIST_ARGUMENT;
+  PyObject *made = is_list ? PyList_New(argument->number) : PyTuple_New(argument->number);
+  for (int64_t i = 0; made && i < argument->number; ++i) {
+    PyObject *part = value_of(all, &argument->parts[i]);
+    if (!part) return Py_DecRef(made), NULL;
+    is_list ? PyList_SetItem(made, i, part) : PyTuple_SetItem(made, i, part);
+  }
+  return made;
+}
+
 // A new reference, or NULL for an error.
 static PyObject *value_of(const Tensors *all, const Argument *argument) {
+  if (argument->kind >= TUPLE_ARGUMENT) return sequence_of(all, argument);
   if (argument->kind == READ_ARGUMENT) return read(all, argument->value);
   if (argument->kind == VIEW_ARGUMENT) {
     PyObject *given[4] = {all->tensor[argument->number]};

@@ -45,7 +45,8 @@ class CallStep(NamedTuple):
     """A step that calls a function.
 
     Attributes:
-        arguments: a TensorNumber, a TensorView, a Reading, or the value itself for each one.
+        arguments: a TensorNumber, a TensorView, a Reading, or the value itself for each one; or lists and tuples of
+            these, which are made anew in each call if they have tensors, or are lists.
         named: further arguments, by name.
         keeps: whether the results are tensors of later steps.
     """
@@ -64,7 +65,15 @@ class LaunchStep(NamedTuple):
 
 
 class _Argument(ctypes.Structure):
-    _fields_ = (("kind", ctypes.c_int64), ("number", ctypes.c_int64), ("value", ctypes.py_object))
+    pass
+
+
+_Argument._fields_ = (
+    ("kind", ctypes.c_int64),
+    ("number", ctypes.c_int64),
+    ("value", ctypes.py_object),
+    ("parts", ctypes.POINTER(_Argument)),
+)
 
 
 class _Step(ctypes.Structure):
@@ -128,15 +137,25 @@ class RecordedCall:
         return made
 
 
-_TENSOR, _VIEW, _READING, _VALUE = range(4)
+_TENSOR, _VIEW, _READING, _VALUE, _TUPLE, _LIST = range(6)
 
 
 def _argument(x: Any) -> _Argument:
+    if x.__class__ is list or (x.__class__ is tuple and not _is_constant(x)):
+        parts = (_Argument * len(x))(*map(_argument, x))
+        return _Argument(_LIST if isinstance(x, list) else _TUPLE, len(x), None, parts)
     if isinstance(x, TensorNumber):
         return _Argument(_TENSOR, x.number)
     if isinstance(x, TensorView):
         return _Argument(_VIEW, x.number, tuple(x[1:]))
     return _Argument(_READING, 0, x.read) if isinstance(x, Reading) else _Argument(_VALUE, 0, x)
+
+
+def _is_constant(x: Any) -> bool:
+    """Whether all calls may have the same object: there are no tensors and lists in it."""
+    if isinstance(x, list | TensorNumber | TensorView | Reading):
+        return False
+    return not isinstance(x, tuple) or all(map(_is_constant, x))
 
 
 class CallTable:

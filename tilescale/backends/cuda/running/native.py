@@ -233,10 +233,10 @@ def connect() -> None:
 
 @cache
 def loaded_code() -> NativeLibrary:
-    """The compiled C code, of both files. Raises UntrustedCacheError; DeviceError if a compiler is missing or fails."""
+    """The compiled C code, of all files. Raises UntrustedCacheError; DeviceError if a compiler is missing or fails."""
     check_cache(FOLDER)
     try:
-        loaded = library(source("replays.c") + source("calls.c"))
+        loaded = library(source("replays.c") + source("python_abi.h") + source("calls.c"))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error).encode()
         raise DeviceError(

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from operator import itemgetter
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -47,9 +46,6 @@ _ALLOCATIONS = {
     torch.ops.aten.new_empty.default,
     torch.ops.aten.new_empty_strided.default,
 }
-
-Reader = Callable[[list[torch.Tensor]], Any]
-"""Returns arguments or results, given all tensors of a call."""
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -337,24 +333,7 @@ def _argument(template: Any) -> Any:
             return TensorNumber(template.number)
         dtype, shape, stride, offset = template.form
         return TensorView(template.number, shape, stride, offset) if dtype is None else Reading(template.of)
-    return Reading(_reader(template)) if isinstance(template, list | tuple) else template
-
-
-def _reader(template: Any) -> Reader:
-    kind = template.__class__
-    if kind is RecordedView:
-        return itemgetter(template.number) if template.form is None else template.of
-    if kind is not list and not (kind is tuple and _has_tensors(template)):
-        return lambda _: template
-    each = list(map(_reader, template))
-    return lambda tensors: kind([read(tensors) for read in each])
-
-
-def _has_tensors(template: Any) -> bool:
-    """Whether it has views for tensors, or lists, which are made anew in each call."""
-    if isinstance(template, RecordedView | list):
-        return True
-    return isinstance(template, tuple) and any(map(_has_tensors, template))
+    return type(template)(map(_argument, template)) if template.__class__ in (list, tuple) else template
 
 
 def _is_plain_copy(target: torch.Tensor, source: Any, *given: Any) -> bool:
