@@ -109,13 +109,9 @@ class Operator:
         if differentiates(tensors):
             made = self._differentiated(given, tensors, self._forward)
             if _notes is not None:
-                _notes.append(OperatorCall(self._with_gradients, given, made))
+                _notes.append(OperatorCall(_apply, (self, self._forward, given, *tensors), made))
             return made
         return self._repeated.anew(given) if is_plain else self._called(list(map(_shard, given)))
-
-    def _with_gradients(self, *given: Any) -> Any:
-        """A call of the form of one that was noted."""
-        return self._differentiated(given, _tensors(given), self._forward)
 
     def _called_by_dispatcher(self, *given: Any) -> Any:
         """Entry for PyTorch's dispatcher: skips the layers below autograd if no mode or tracer is active."""
