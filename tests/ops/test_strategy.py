@@ -37,7 +37,7 @@ def job(
     collective: str, m: int, n: int, k: int, *, gated: bool = False, dtype: torch.dtype = torch.bfloat16
 ) -> CollectiveGemm:
     return CollectiveGemm(
-        collective, m // 2, (n // 2, n // 2) if gated else (n,), k, dtype, gated, 2.5 if gated else 0.0
+        collective, -(-m // 2), (n // 2, n // 2) if gated else (n,), k, dtype, gated, 2.5 if gated else 0.0
     )
 
 
