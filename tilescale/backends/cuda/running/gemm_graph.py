@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tilelang_core.lru import LruCache
-from tilescale.backends.cuda.running.plans import ALIGNED, span, tensor_at
+from tilescale.backends.cuda.running.plans import ALIGNED, span, standing_at
 from tilescale.backends.cuda.running.replay import GraphReplay, captured
 from tilescale.errors import DeviceError
 
@@ -74,7 +74,7 @@ def gemm_graph(
     stream = torch._C._cuda_getCurrentRawStream(out.device.index)
     try:
         if (replay := _graphs.get(form)) is None:
-            moved = [tensor_at(x.data_ptr() + (i + 1) * _MOVED, x) for i, x in enumerate(tensors)]
+            moved = [standing_at(x.data_ptr() + (i + 1) * _MOVED, x) for i, x in enumerate(tensors)]
             kinds = [x.nbytes for x in tensors]
             # Both captures are made by this frame of C, as functions of Python called from here are: cuBLAS passes a
             # kernel that sums parts of K two pointers to the host's stack as well, which it does not read.

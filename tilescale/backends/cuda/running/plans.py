@@ -28,6 +28,7 @@ from tilescale.backends.cuda.running import driver
 from tilescale.backends.cuda.running.native import UNKNOWN, CallForms, ReplayGraph
 from tilescale.backends.cuda.running.replay import ArgumentKind, Arguments, GraphReplay, captured
 from tilescale.backends.cuda.running.steps import StreamWork, run
+from tilescale.comm.heap.tensors import extent
 
 KEPT = 512
 """Maximum number of plans of one program, the most recently used; and of bound calls of each that cannot be a graph."""
@@ -215,10 +216,10 @@ class CallPlans:
 
 def standing_for(value: Any) -> Any:
     """A tensor at the same address that does not keep the memory alive; other values are returned unchanged."""
-    return tensor_at(value.data_ptr(), value) if isinstance(value, torch.Tensor) and value.numel() else value
+    return standing_at(value.data_ptr(), value) if isinstance(value, torch.Tensor) and value.numel() else value
 
 
-def tensor_at(place: int, like: torch.Tensor) -> torch.Tensor:
+def standing_at(place: int, like: torch.Tensor) -> torch.Tensor:
     """A tensor of this form at an address, which does not keep the memory alive."""
     nbytes = like.untyped_storage().nbytes() - int(like.storage_offset()) * like.dtype.itemsize
     storage = torch._C._construct_storage_from_data_pointer(place, like.device, nbytes)
@@ -228,7 +229,4 @@ def tensor_at(place: int, like: torch.Tensor) -> torch.Tensor:
 def span(x: torch.Tensor) -> tuple[int, int]:
     """Begin of a tensor's memory, and the end of its last element."""
     first = x.data_ptr()
-    if not x.numel():
-        return first, first
-    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return first, first + (last + 1) * x.dtype.itemsize
+    return first, first + extent(x.shape, x.stride()) * x.dtype.itemsize
