@@ -370,18 +370,17 @@ def operator_call(call: OperatorCall, tensors: Sequence[torch.Tensor], made: Any
     results = call.made if isinstance(call.made, list) else [call.made]
     numbers = {id(x): i for i, x in enumerate([*tensors, *results])}
 
-    def template(x: Any, values: bool) -> Any:
+    def argument(x: Any, values: bool) -> Any:
         if isinstance(x, torch.Tensor):
-            return RecordedView(numbers[id(x)], None)
+            return TensorNumber(numbers[id(x)])
         if x.__class__ is list or x.__class__ is tuple:
-            return type(x)([template(y, values) for y in x])
+            return type(x)([argument(y, values) for y in x])
         if not values:
             raise KeyError
         return x
 
     try:
-        arguments = [_argument(template(x, True)) for x in call.given]
-        result = _argument(template(made, False))
+        arguments, result = [argument(x, True) for x in call.given], argument(made, False)
     except KeyError:
         return None
     step = CallStep(call.function, arguments, {}, True)
