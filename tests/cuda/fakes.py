@@ -20,6 +20,7 @@ from tilescale.backends.cuda.running import (
     call_table,
     execute,
     gemm_graph,
+    joined_graphs,
     native,
     plans,
     recording,
@@ -130,6 +131,7 @@ class Device:
         events: of the device's streams.
         on_launch: called for each kernel, with its name and arguments.
         capturing: whether the caller captures a graph; broken: whether kernels fail to launch.
+        refuses: whether no node can be updated; keeps_apart: whether no graph can be a part of another.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch):
@@ -163,9 +165,11 @@ class Device:
         patch.setattr(gemm_graph, "_pool", lambda: None)
         patch.setattr(gemm_graph, "_graphs", LruCache(gemm_graph.KEPT))
         patch.setattr(replay, "nodes_of", self._nodes_of)
+        patch.setattr(joined_graphs, "JoinedGraph", self._joined)
+        patch.setattr(joined_graphs, "_wholes", LruCache(joined_graphs.KEPT))
         patch.setattr(replay, "_executable", lambda graph: graph.number + 1)
         patch.setattr(native, "connect", self._connect)
-        self.refuses = False
+        self.refuses = self.keeps_apart = False
         patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
         patch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda s: self.events.append(f"record {s}")))
@@ -199,11 +203,26 @@ class Device:
         begin = len(self.log)
         for launch in launches:
             launch()
-        number = len(self.graphs)
-        graph = self._alive[number] = Captured(number, [node(entry) for entry in self.log[begin:]], self._instantiated)
-        self.graphs.append(self.log[begin:])
+        entries = self.log[begin:]
         del self.log[begin:]
+        return self._graph(entries, [node(entry) for entry in entries])
+
+    def _graph(self, entries: list[Any], nodes: list[CapturedNode]) -> Captured:
+        number = len(self.graphs)
+        graph = self._alive[number] = Captured(number, nodes, self._instantiated)
+        self.graphs.append(entries)
         return graph
+
+    def _joined(self, graphs: list[int]) -> Any:
+        """The copies have what the graphs were captured with, not what they are passed now."""
+        if self.keeps_apart:
+            raise DeviceError("cuGraphAddChildGraphNode: CUDA_ERROR_NOT_SUPPORTED")
+        entries = [self.graphs[number] for number in graphs]
+        nodes = [[node(entry) for entry in each] for each in entries]
+        # The driver does not keep the bytes that it is passed.
+        whole = self._graph([x for each in entries for x in each], [weakref.proxy(x) for each in nodes for x in each])
+        whole.instantiate()
+        return SimpleNamespace(executable=whole.number + 1, nodes=nodes, kept=whole)
 
     def _instantiated(self) -> None:
         self.instantiated += 1

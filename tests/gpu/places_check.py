@@ -21,6 +21,7 @@ from tests.gpu.ops_support import compare, main, poison, random, say  # noqa: E4
 from tests.gpu.ranks import DEVICE, RANK, SIZE, barrier, everyones, total  # noqa: E402
 from tilescale import from_tensor, ops  # noqa: E402
 from tilescale.backends.cuda.running import repeated  # noqa: E402
+from tilescale.backends.cuda.running.joined_graphs import JoinedGraph  # noqa: E402
 from tilescale.backends.cuda.running.replay import GraphReplay  # noqa: E402
 from tilescale.ops.layer_products import column_parallel, row_parallel  # noqa: E402
 
@@ -30,7 +31,7 @@ LATE_CYCLES = 1_000_000
 
 Case = tuple[str, Callable[..., torch.Tensor], Callable[[], list[torch.Tensor]], Callable[..., torch.Tensor]]
 
-made: list[GraphReplay] = []
+made: list[object] = []
 """Every graph that a program has made for itself."""
 
 
@@ -235,14 +236,19 @@ def in_thread(x: torch.Tensor) -> torch.Tensor:
     return made
 
 
-if __name__ == "__main__":
-    build = GraphReplay.__init__
+def counted(build: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that adds what it makes to `made`."""
 
-    def counted(own: GraphReplay, *given: object) -> None:
+    def call(own: object, *given: object) -> None:
         build(own, *given)
         made.append(own)
 
-    GraphReplay.__init__ = counted  # type: ignore[method-assign]
+    return call
+
+
+if __name__ == "__main__":
+    for graphs in GraphReplay, JoinedGraph:
+        graphs.__init__ = counted(graphs.__init__)  # type: ignore[method-assign]
     record = repeated.recorded
 
     def noted(*given: object) -> object:

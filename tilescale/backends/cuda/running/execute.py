@@ -279,7 +279,7 @@ class DeviceProgram:
             return False
         if (stream := self._order.stream()) is not None and self._launched(values, stream):
             if (recording := current_recording()) is not None:
-                recording.launched(self._plans.graph(values), self._caller, stream)
+                recording.launched(self._plans.replay(values), self._caller, stream)
             return True
         passed = self._plans.told(values)
         plan = self._plans.get(passed.form) if passed is not None else None

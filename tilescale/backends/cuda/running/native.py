@@ -93,31 +93,35 @@ class _Record(ctypes.Structure):
 
 
 class ReplayGraph:
-    """An instantiated graph, with its nodes' arguments."""
+    """An instantiated graph, with its nodes' arguments.
 
-    def __init__(self, executable: int, given: Sequence[int], kinds: bytes):
-        """`given` are the arguments at the capture; `kinds` the encoding of each argument."""
+    Attributes:
+        kinds: the encoding of each argument.
+        known: for each argument, whether it accepts calls that differ in it: 1 or 0.
+        pairs: arguments whose distance must not change.
+    """
+
+    def __init__(self, executable: int, given: Sequence[int], kinds: bytes, owner: Any):
+        """`given` are the arguments at the capture, `owner` keeps the executable graph."""
         connect()
+        self.kinds, self._owner = kinds, owner
+        self._wholes: weakref.WeakSet[ReplayGraph] = weakref.WeakSet()
         self._given = (ctypes.c_int64 * len(given))(*given)
         self._record = _Replay(executable=executable, given=self._given, kinds=kinds, given_count=len(given))
         self._launch, self.address = loaded_code().plain.launch, ctypes.addressof(self._record)
         self.learn((), (), ())
 
     def learn(self, nodes: Sequence[ReplayNode], known: Iterable[int], pairs: Sequence[tuple[int, int]]) -> None:
-        """Accept calls from now on that differ in the arguments at the `known` positions.
-
-        Args:
-            nodes: the nodes with all bytes that depend on these arguments.
-            pairs: arguments whose distance must not change.
-        """
+        """Accept calls from now on that differ in the arguments at the `known` positions, but keep the distance of
+        `pairs` of arguments. `nodes` have all bytes that depend on these."""
         flags = bytearray(len(self._given))
         for position in known:
             flags[position] = 1
         sites = [(_Site * len(node.sites))(*(_Site(*site) for site in node.sites)) for node in nodes]
         each = [_Node(*node[:3], at, len(at)) for node, at in zip(nodes, sites, strict=True)]
-        record, self._kept, self._known = self._record, sites, bytes(flags)
+        record, self._kept, self.known, self.pairs = self._record, sites, bytes(flags), pairs
         record.nodes, record.node_count = (_Node * len(each))(*each), len(each)
-        record.known = self._known
+        record.known = self.known
         record.pairs = (ctypes.c_int32 * (2 * len(pairs)))(*(position for pair in pairs for position in pair))
         record.pair_count = len(pairs)
 
@@ -126,18 +130,20 @@ class ReplayGraph:
         """The present arguments of the nodes."""
         return tuple(self._given)
 
-    def knows(self, position: int) -> bool:
-        """Whether it accepts calls that differ in this argument."""
-        return bool(self._known[position])
-
     @property
     def refused(self) -> bool:
         """Whether it accepts no more calls: the driver has rejected an update of a node, or it is forgotten."""
         return bool(self._record.refused)
 
+    def is_part_of(self, whole: ReplayGraph) -> None:
+        """Forget that graph together with this one."""
+        self._wholes.add(whole)
+
     def forget(self) -> None:
         """Accept no more calls."""
         self._record.refused = 1
+        for whole in self._wholes:
+            whole.forget()
 
     def launch(self, given: Sequence[int], stream: int) -> int:
         """Launch it for a call: UNKNOWN, 1, or minus the driver's status."""

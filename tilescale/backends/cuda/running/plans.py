@@ -25,7 +25,7 @@ import torch
 
 from tilelang_core.lru import LruCache
 from tilescale.backends.cuda.running import driver
-from tilescale.backends.cuda.running.native import UNKNOWN, CallForms, ReplayGraph
+from tilescale.backends.cuda.running.native import UNKNOWN, CallForms
 from tilescale.backends.cuda.running.replay import ArgumentKind, Arguments, GraphReplay, captured
 from tilescale.backends.cuda.running.steps import StreamWork, run
 from tilescale.comm.heap.tensors import extent
@@ -61,7 +61,11 @@ class CallArguments(NamedTuple):
 
 
 class CallPlan:
-    """The launches of calls of one form."""
+    """The launches of calls of one form.
+
+    Attributes:
+        replay: the graph that C launches for all calls of the form that it accepts; None while there is no graph.
+    """
 
     def __init__(self, kinds: Sequence[ArgumentKind], *, can_repeat: bool, at_once: bool = False):
         """Plan of calls with arguments of these kinds.
@@ -72,7 +76,7 @@ class CallPlan:
         """
         self._kinds, self.can_repeat = kinds, can_repeat
         self._calls = LAUNCHED_BEFORE if at_once else 0
-        self._replay: GraphReplay | None = None
+        self.replay: GraphReplay | None = None
         self._bound: LruCache[Arguments, list[StreamWork]] = LruCache(KEPT)
         self._elsewhere: LruCache[Arguments, CallPlan] = LruCache(KEPT)
 
@@ -83,20 +87,15 @@ class CallPlan:
         if self._calls < LAUNCHED_BEFORE:
             self._calls += 1
             return run(self._launches(given, bind))
-        if self._replay is None:
+        if self.replay is None:
             if not (launches := self._launches(given, bind)):
                 return None  # other addresses may have some
-            self._replay = GraphReplay(captured(launches), given, self._kinds)
+            self.replay = GraphReplay(captured(launches), given, self._kinds)
             self._bound.clear()
-        if self._replay.launch(given, bind, stream):
+        if self.replay.launch(given, bind, stream):
             return None
         at_places = self._elsewhere.made(given, lambda: CallPlan(self._kinds, can_repeat=True))
         at_places.launch(given, bind, stream)
-
-    @property
-    def graph(self) -> ReplayGraph | None:
-        """The graph that C launches for all calls of the form that it accepts; None while there is no graph."""
-        return self._replay.graph if self._replay is not None else None
 
     def _launches(self, given: Arguments, bind: Bind) -> list[StreamWork]:
         return self._bound.made(given, bind)
@@ -120,7 +119,7 @@ class CallPlans:
         self._forgotten: list[CallPlan] = []  # while a graph is captured, graphs may not be destroyed
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._forms: CallForms | None = None  # once there is a graph
-        self._graphs: dict[int, ReplayGraph] = {}
+        self._replays: dict[int, GraphReplay] = {}
         self._plans: OrderedDict[tuple[Any, ...], CallPlan] = OrderedDict()
         self._last: CallPlan | None = None  # the last used: the others have their order
 
@@ -145,20 +144,20 @@ class CallPlans:
             raise driver.refused("cuGraphLaunch", -status)
         return status != UNKNOWN
 
-    def graph(self, values: Sequence[Any]) -> ReplayGraph | None:
+    def replay(self, values: Sequence[Any]) -> GraphReplay | None:
         """The graph that `launch` launches for a call; None if there is no graph."""
         if self._forms is None or not self._are_plain(values):
             return None
-        return self._graphs.get(self._forms.find(self._forms.table, *values))
+        return self._replays.get(self._forms.find(self._forms.table, *values))
 
     def can_launch(self, plan: CallPlan, values: Sequence[Any]) -> None:
         """Let `launch` handle calls like this one of the plan, if the plan is a graph."""
-        if plan.graph is None or not self._are_plain(values):
+        if plan.replay is None or not self._are_plain(values):
             return
         if self._forms is None:
             self._forms = CallForms([self.symmetric])
-        self._forms.keep(plan.graph.address, values, self.passed, self.fixed)
-        self._graphs[plan.graph.address] = plan.graph
+        self._forms.keep(plan.replay.graph.address, values, self.passed, self.fixed)
+        self._replays[plan.replay.graph.address] = plan.replay
 
     def _are_plain(self, values: Sequence[Any]) -> bool:
         """Whether C may read the values: a tensor of a subclass, or one that represents its negative, is more than its
@@ -183,10 +182,11 @@ class CallPlans:
     def _forget(self, plans: Iterable[CallPlan]) -> None:
         for plan in plans:
             self._forgotten.append(plan)
-            if self._forms is not None and plan.graph is not None:
-                plan.graph.forget()
-                self._forms.drop(plan.graph.address)
-                self._graphs.pop(plan.graph.address, None)
+            if self._forms is not None and plan.replay is not None:
+                graph = plan.replay.graph
+                graph.forget()
+                self._forms.drop(graph.address)
+                self._replays.pop(graph.address, None)
         if not self._is_capturing():
             self._forgotten.clear()
 

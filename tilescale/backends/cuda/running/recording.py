@@ -31,7 +31,8 @@ from tilescale.backends.cuda.running.call_table import (
     set_busy,
 )
 from tilescale.backends.cuda.running.gemm_graph import GEMMS, gemm_graph, gemm_settings
-from tilescale.backends.cuda.running.native import PLACES, ReplayGraph, ReplayRecord, ReplaySource, ReplayStep
+from tilescale.backends.cuda.running.joined_graphs import PartLaunch, in_few_launches
+from tilescale.backends.cuda.running.native import PLACES, ReplayRecord, ReplaySource, ReplayStep
 from tilescale.backends.cuda.running.plans import span
 from tilescale.backends.cuda.running.replay import GraphReplay
 from tilescale.backends.cuda.running.stream_order import StreamOrder, stream_order
@@ -103,9 +104,10 @@ class Recording(TorchDispatchMode):
         self._made: list[CallStep | LaunchStep] = []
         self._allocated: dict[int, int] = {}  # number of a tensor -> its allocation
         self._shaped: set[int] = set()  # tensors whose shapes an operation of PyTorch's takes
-        self._steps: list[ReplayStep] = []  # since the last operation of PyTorch's
+        self._steps: list[PartLaunch | ReplayStep] = []  # since the last operation of PyTorch's
         self._has_acted = False  # in a way that cannot be undone
-        self._gemms: list[tuple[GraphReplay, list[torch.Tensor]]] = []  # with tensors that only the function may keep
+        self._has_gemms = False
+        self._constants: list[torch.Tensor] = []  # that only the function may keep
         self._callers: set[ProgramState] = set()
         self._streams: set[int] = set()
         self._spare: Any = None
@@ -154,8 +156,9 @@ class Recording(TorchDispatchMode):
     def _multiplied(self, replay: GraphReplay, tensors: Sequence[torch.Tensor]) -> None:
         """Record the launch of a GEMM of PyTorch's."""
         sources = [self._source(x.data_ptr()) for x in tensors]
-        self._steps.append(ReplayStep(replay.graph, sources))
-        self._gemms.append((replay, [x for x, source in zip(tensors, sources, strict=True) if source.tensor < 0]))
+        self._steps.append(PartLaunch(replay, sources))
+        self._constants += [x for x, source in zip(tensors, sources, strict=True) if source.tensor < 0]
+        self._has_gemms = True
 
     def _elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation, at another address than PyTorch would choose: programs learn from calls with
@@ -175,26 +178,27 @@ class Recording(TorchDispatchMode):
         """The call does something that cannot be recorded."""
         self._is_complete = False
 
-    def launched(self, graph: ReplayGraph | None, caller: ProgramState, stream: int) -> None:
+    def launched(self, replay: GraphReplay | None, caller: ProgramState, stream: int) -> None:
         """Record that a program has launched a graph with its present arguments; None if it launched anything else."""
-        if graph is None:
+        if replay is None:
             return self.fail()
+        graph = replay.graph
         sources = [self._source(number) for number in graph.given]
         # The addresses of the caller's tensors can be checked before anything is executed; others must be valid
         # anywhere.
         own = [i for i, source in enumerate(sources) if source.tensor >= self._given]
         first, end = caller.symmetric
-        stay = [first <= number < end for number in graph.given]
-        if not all(map(graph.knows, own)) or any(stay[i] for i, source in enumerate(sources) if source.tensor >= 0):
+        moves = [number for number, source in zip(graph.given, sources, strict=True) if source.tensor >= 0]
+        if not all(graph.known[i] for i in own) or any(first <= number < end for number in moves):
             self.fail()
-        self._steps.append(ReplayStep(graph, sources))
+        self._steps.append(PartLaunch(replay, sources))
         self._callers.add(caller)
         self._streams.add(stream)
 
     def _close(self) -> None:
         if not self._steps:
             return
-        self._made.append(LaunchStep(ReplayRecord(self._steps), self._has_acted))
+        self._made.append(LaunchStep(ReplayRecord(in_few_launches(self._steps)), self._has_acted))
         self._steps, self._has_acted = [], True
 
     def _source(self, number: int) -> ReplaySource:
@@ -247,8 +251,8 @@ class Recording(TorchDispatchMode):
             return None
         order = next((each.order for each in self._callers), None) or stream_order(self._tensors[0].device)
         guards = [guard for guard in {each.guard for each in self._callers} if guard is not None]
-        bounds = _CallBounds(guards, order, init().one_call, gemm_settings() if self._gemms else None)
-        return RecordedCall(self._made, _argument(results), bounds.begin, bounds.end, bounds.refused, self._gemms)
+        bounds = _CallBounds(guards, order, init().one_call, gemm_settings() if self._has_gemms else None)
+        return RecordedCall(self._made, _argument(results), bounds.begin, bounds.end, bounds.refused, self._constants)
 
     def _results(self, made: Any) -> Any:
         if isinstance(made, list | tuple):

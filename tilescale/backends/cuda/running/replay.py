@@ -72,7 +72,12 @@ class ArgumentSite(NamedTuple):
 
 
 class GraphReplay:
-    """The graph of a call's launches, instantiated. `graph`: the graph and its sites, for the launch in C."""
+    """The graph of a call's launches, instantiated.
+
+    Attributes:
+        graph: the graph and its sites, for the launch in C.
+        given: the arguments at the capture, as 64-bit numbers.
+    """
 
     def __init__(
         self, graph: torch.cuda.CUDAGraph, given: Arguments, kinds: Sequence[ArgumentKind], pool: Any = None
@@ -84,7 +89,13 @@ class GraphReplay:
         self._sites: list[set[ArgumentSite]] = [set() for _ in self._nodes]
         self._known: set[int] = set()  # positions whose sites are known
         self._is_fixed = False
-        self.graph = ReplayGraph(_executable(self._graph), _encoded(given, kinds), bytes(map(_code, kinds)))
+        self.given = _encoded(given, kinds)
+        self.graph = ReplayGraph(_executable(self._graph), self.given, bytes(map(_code, kinds)), self._graph)
+
+    @property
+    def captured(self) -> int:
+        """The driver's handle of the captured graph."""
+        return int(self._graph.raw_cuda_graph())
 
     def launch(self, given: Arguments, launches: Callable[[], Sequence[StreamWork]], stream: int) -> bool:
         """Replay it on a stream for a call; False, and nothing done, if it does not accept the call.
@@ -119,19 +130,21 @@ class GraphReplay:
         for sites, more in zip(self._sites, found, strict=True):
             sites.update(more)
         self._known |= changed | set(two.addresses)
-        nodes = [
-            native.ReplayNode(node.handle, node.parameters, node.context, [_at(node, site) for site in sites])
-            for node, sites in zip(self._nodes, self._sites, strict=True)
-            if sites
-        ]
-        self.graph.learn(nodes, self._known, two.together())
+        self.graph.learn(self.moving(self._nodes), self._known, two.together())
         return True
 
+    def moving(self, nodes: Sequence[CapturedNode], first: int = 0) -> list[native.ReplayNode]:
+        """Those of its nodes, or of a copy's, that depend on arguments, whose positions begin at `first`."""
+        return [
+            native.ReplayNode(node.handle, node.parameters, node.context, [_at(node, site, first) for site in sites])
+            for node, sites in zip(nodes, self._sites, strict=True)
+            if sites
+        ]
 
-def _at(node: CapturedNode, site: ArgumentSite) -> native.ReplaySite:
-    return native.ReplaySite(
-        ctypes.addressof(node.blocks[site.block]) + site.at, site.offset, site.position, site.nbytes
-    )
+
+def _at(node: CapturedNode, site: ArgumentSite, first: int) -> native.ReplaySite:
+    at = ctypes.addressof(node.blocks[site.block]) + site.at
+    return native.ReplaySite(at, site.offset, first + site.position, site.nbytes)
 
 
 @dataclass(frozen=True)
