@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 benchmarks/host_time.py                       everything
     torchrun --nproc-per-node 2 benchmarks/host_time.py --only "backward"     backward passes
 
-Works: all-reduce, all-gather and GEMM, GEMM and reduce-scatter of small tensors, each without gradients, and forward
-and backward with them; and what PyTorch takes for a product alone, and for a function of autograd that does nothing.
+Works: all-reduce, all-gather and GEMM, GEMM and reduce-scatter, GEMM and all-reduce of small tensors, each without
+gradients, forward and backward with them, and the backward of several calls in one pass; and what PyTorch takes for a
+product alone, and for a function of autograd that does nothing.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from tilescale.tuning.race import Contender, Heat, Runner
 CALLS = 20
 """Calls of a group, each on tensors of its own: too few to fill the launch queue."""
 
-MODES = "", " forward", " backward"
-"""A call without gradients, and the two halves of one with gradients."""
+MODES = "", " forward", " backward", " backward of all"
+"""A call without gradients, the two halves of one with gradients, and one backward pass of all calls of a group."""
 
 Call = Callable[..., torch.Tensor]
 
@@ -34,6 +34,10 @@ def _gathered_product(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def _product_scattered(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return functional.reduce_scatter_tensor_autograd(a @ w.t(), "sum", 0, dist.group.WORLD)
+
+
+def _product_summed(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return all_reduce(a @ w.t())
 
 
 class _Nothing(torch.autograd.Function):
@@ -52,6 +56,7 @@ WAYS: dict[str, tuple[Call, ...]] = {
     "all_reduce": (all_reduce, ops.all_reduce),
     "all_gather_matmul": (_gathered_product, lambda a, w: ops.all_gather_matmul(a, w.t())),
     "matmul_reduce_scatter": (_product_scattered, lambda a, w: ops.matmul_reduce_scatter(a, w.t())),
+    "matmul_all_reduce": (_product_summed, lambda a, w: ops.matmul_all_reduce(a, w.t())),
     "a product": (lambda a, w: a @ w.t(),),
     "a function in Python": (_Nothing.apply,),
 }
@@ -63,6 +68,7 @@ SHAPES: dict[str, list[list[tuple[int, int]]]] = {
     "a function in Python": [[(32, 1024)]],
     "all_gather_matmul": [[(128, 1024), (512, 1024)], [(2048, 1024), (512, 1024)]],
     "matmul_reduce_scatter": [[(128, 1024), (512, 1024)], [(2048, 1024), (512, 1024)]],
+    "matmul_all_reduce": [[(128, 1024), (512, 1024)]],
     "a product": [[(128, 1024), (512, 1024)]],
 }
 """Name of a work -> shapes of its inputs on each rank."""
@@ -113,9 +119,9 @@ class Work:
                     place.copy_(x)
 
         once = partial(call, *every[0])
-        backward = self.mode == " backward"
+        timed = {" backward": _backward, " backward of all": _backward_of_all}.get(self.mode, _forward)
         runner = trials.checked(self.draw, load, lambda: once().detach())
-        return Runner(once, runner.check, partial(_backward if backward else _forward, call, every))
+        return Runner(once, runner.check, partial(timed, call, every))
 
 
 def _forward(call: Call, every: list[list[torch.Tensor]], calls: int) -> float:
@@ -125,11 +131,20 @@ def _forward(call: Call, every: list[list[torch.Tensor]], calls: int) -> float:
 
 def _backward(call: Call, every: list[list[torch.Tensor]], calls: int) -> float:
     """Microseconds of a backward pass of one call."""
+    return _timed([partial(x.backward, grad) for x, grad in zip(*_results(call, every), strict=True)])
+
+
+def _backward_of_all(call: Call, every: list[list[torch.Tensor]], calls: int) -> float:
+    """Microseconds of a call's part in the backward pass of all, as in a model."""
+    return _timed([partial(torch.autograd.backward, *_results(call, every))]) / len(every)
+
+
+def _results(call: Call, every: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Results with gradients of their inputs to be made, and their own gradients."""
     results = [call(*given) for given in every]
-    grads = [torch.ones_like(result) for result in results]
     for x in (x for given in every for x in given):
         x.grad = None
-    return _timed([partial(x.backward, grad) for x, grad in zip(results, grads, strict=True)])
+    return results, [torch.ones_like(result) for result in results]
 
 
 def _timed(calls: list[Callable[[], object]]) -> float:
