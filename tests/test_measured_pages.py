@@ -40,14 +40,14 @@ def test_tables_are_those_of_the_results(page: str):
             "llama3_8b training_step",
             [1, 4096, 4096, 4],
             "tilescale, compiled",
-            "takes {:.1f} ms on two H100 (PyTorch, compiled: {:.1f})",
+            "takes {:.1f} ms on two H200 (PyTorch, compiled: {:.1f})",
         ),
         (
-            "models_h200",
+            "models",
             "llama3_8b decode",
             [1, 1, 4096, 4],
             "tilescale, compiled",
-            "decode step {:.0f} us on two H200 ({:.0f})",
+            "decode step {:.0f} us ({:.0f})",
         ),
         (
             "persistent",

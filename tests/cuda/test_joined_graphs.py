@@ -29,7 +29,7 @@ def launches(device: Device, name: str, given: Sequence[int]) -> list[Callable[[
 
 
 def moved(device: Device, name: str, count: int, times: int = 1) -> GraphReplay:
-    """The graph of a kernel with so many tensors, which has been launched in some places."""
+    """The graph of a kernel with `count` tensors, which was launched in some places."""
 
     given = places(0, count)
     made = GraphReplay(replay.captured(launches(device, name, given)), given, [NBYTES] * count)
