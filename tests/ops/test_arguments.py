@@ -29,6 +29,10 @@ def eighth(*shape: int) -> torch.Tensor:
     return torch.randn(shape).to(torch.float8_e4m3fn)
 
 
+def nested(x: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor([x], layout=torch.jagged)
+
+
 def column(x: torch.Tensor) -> torch.Tensor:
     return ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 16).half())(x)
 
@@ -68,6 +72,7 @@ def routing() -> ops.Routing:
         (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8)], bias=[None, None]), "b is 1 matrices, bias 2"),
         (lambda: ops.all_gather_matmul(half(4, 8), []), "b is an empty list"),
         (lambda: ops.all_gather_matmul(half(4, 8), half(8, 8), activation="tanh"), "activation is 'tanh'"),
+        (lambda: ops.all_gather_matmul(half(4, 8), half(8, 8), activation=["relu"]), r"activation is \['relu'\]"),
         (lambda: ops.all_gather_matmul(half(4, 8), half(8, 8), gated=True), r"gated is set, b has \[8\] columns"),
         (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8), half(8, 16)], gated=True), r"b has \[8, 16\] columns"),
         (lambda: ops.all_gather_matmul(half(4, 8), half(8, 8), scales=ONES), "a is torch.float16"),
@@ -91,6 +96,7 @@ def routing() -> ops.Routing:
         (lambda: ops.matmul_reduce_scatter(half(4, 8), half(8, 8), bias=half(8, 1)), r"bias has shape \(8, 1\)"),
         (lambda: ops.matmul_all_reduce(half(4, 0), half(0, 8)), "b has no rows"),
         (lambda: ops.matmul_all_reduce(half(4, 8), None), "b is NoneType"),
+        (lambda: ops.matmul_all_reduce(nested(half(2, 8)), half(8, 8)), "a is a nested tensor"),
         (
             lambda: ops.matmul_all_reduce(eighth(4, 16).requires_grad_(), eighth(16, 16).t(), scales=ONES),
             "a is float8 and requires a gradient",
@@ -107,7 +113,7 @@ def routing() -> ops.Routing:
         (lambda: ops.all_gather(half(2), dim=1), "dim is 1, the tensor has 1 dimensions"),
         (lambda: ops.all_gather(half(2), dim="rows"), "dim is 'rows'"),
         (lambda: ops.all_reduce(half(2, 2).to_sparse()), "a is of layout torch.sparse_coo"),
-        (lambda: ops.all_reduce(torch.nested.nested_tensor([half(2)], layout=torch.jagged)), "a nested tensor"),
+        (lambda: ops.all_reduce(nested(half(2))), "a nested tensor"),
         (lambda: ops.all_to_all(half(2, 2), cut=2), "cut is 2"),
         (lambda: ops.all_gather(half(2), group=3), "group is int"),
         (lambda: ops.all_gather(half(2), group="tp"), "group is 'tp', the name of no process group here"),

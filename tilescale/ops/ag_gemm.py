@@ -26,7 +26,7 @@ from tilescale.ops.arguments import (
     check_like,
     check_out,
     check_product,
-    check_tensor,
+    check_strided,
     dense,
     has_blocks,
     operands,
@@ -119,7 +119,7 @@ def all_gather_matmul(
         check_like(f"b[{i}]", weight, "b[0]", weights[0])
     if a.shape[0] > ROWS:
         raise ArgumentError(f"a has {a.shape[0]} rows on each rank", hint=f"supported: up to {ROWS}")
-    if activation is not None and activation not in ACTIVATIONS:
+    if activation not in (None, *ACTIVATIONS):
         raise ArgumentError(f"activation is {activation!r}", hint=f"supported: {', '.join(ACTIVATIONS)}")
     check_flags(gated=gated, return_gathered=return_gathered)
     widths = [weight.shape[1] for weight in weights]
@@ -160,7 +160,7 @@ def _places(
     for i, (place, weight) in enumerate(zip(places, weights, strict=True)):
         shape = size_of(group) * a.shape[0], weight.shape[1]
         name = f"out[{i}]" if several else "out"
-        check_tensor(name, place)
+        check_strided(name, place)
         check_out(place, shape, a, weight, bias, name=name, dtype=result_type(a))
     return places
 

@@ -60,6 +60,15 @@ def check_tensor(
     name: str, x: torch.Tensor, dims: int | None = None, served: tuple[torch.dtype, ...] = PRODUCTS
 ) -> None:
     """Raise ArgumentError unless `x` is a tensor of a supported type with `dims` dimensions."""
+    check_strided(name, x)
+    if x.dtype not in served:
+        raise ArgumentError(f"{name} is {x.dtype}", hint=f"supported: {', '.join(map(str, served))}: convert {name}")
+    if dims is not None and x.ndim != dims:
+        raise ArgumentError(f"{name} has shape {tuple(x.shape)}", hint=f"{name} has {dims} dimensions: reshape it")
+
+
+def check_strided(name: str, x: Any) -> None:
+    """Raise ArgumentError unless `x` is a plain tensor, whose elements lie in memory by strides."""
     if not isinstance(x, torch.Tensor):
         raise ArgumentError(f"{name} is {type(x).__name__}", hint=f"pass a tensor as {name}")
     if is_dtensor(x):
@@ -68,10 +77,6 @@ def check_tensor(
         raise ArgumentError(f"{name} is a nested tensor", hint=f"pass its rows side by side: {name}.values()")
     if x.layout is not torch.strided:
         raise ArgumentError(f"{name} is of layout {x.layout}", hint=f"convert it: {name}.to_dense()")
-    if x.dtype not in served:
-        raise ArgumentError(f"{name} is {x.dtype}", hint=f"supported: {', '.join(map(str, served))}: convert {name}")
-    if dims is not None and x.ndim != dims:
-        raise ArgumentError(f"{name} has shape {tuple(x.shape)}", hint=f"{name} has {dims} dimensions: reshape it")
 
 
 def as_autocast(*tensors: torch.Tensor | None) -> list[Any]:

@@ -14,7 +14,7 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import few_rows, strategy
-from tilescale.ops.arguments import as_autocast, check_out, check_product, result_type, scales_of
+from tilescale.ops.arguments import as_autocast, check_out, check_product, check_strided, result_type, scales_of
 from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, gradients_of_times, of_any_size, spelled
@@ -67,7 +67,8 @@ def matmul_all_reduce(
         ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
-    outer = a.shape[:-1] if isinstance(a, torch.Tensor) and a.ndim > 2 else None
+    check_strided("a", a)
+    outer = a.shape[:-1] if a.ndim > 2 else None
     if outer is not None:
         a = a.flatten(0, -2)
     a, b, bias = as_autocast(a, b, bias)

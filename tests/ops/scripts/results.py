@@ -124,6 +124,16 @@ def check_gemms_write_where_they_are_wanted():
             wrong()
 
 
+def check_gemms_of_float32_write_where_they_are_wanted():
+    a, b = everyones(4 * SIZE, 24)[RANK].float(), everyones(24, 12, seed=1)[RANK].float()
+    for call in (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce):
+        want = call(a, b)
+        for place in (torch.empty_like(want), torch.empty_like(want.t()).t()):
+            assert call(a, b, out=place) is place and torch.equal(place, want)
+        with pytest.raises(ArgumentError, match="out is torch.bfloat16"):
+            call(a, b, out=want.bfloat16())
+
+
 def check_weights_that_lie_side_by_side():
     """They have one grid, if they lie so; their results do not share memory."""
     kernels, kernel, by_estimate = [], ag_gemm._kernel, strategy._overlaps
