@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -134,6 +135,7 @@ class Work:
 
     def runner(self, way: Way) -> Runner:
         """A contender, checked on the losses of its first steps, or on its results."""
+        gc.collect()  # models are in cycles: freed later, memory of another contender would be missing in the peak
         features, before = self.family.hidden, torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
         x = self.mine(torch.zeros(self.batch, self.tokens, features, device=trials.device(), dtype=torch.bfloat16))
         call = self._made(x, way)
@@ -144,6 +146,7 @@ class Work:
             case = self.draw(seed)
             x.copy_(*case.inputs)
             trials.skew(seed)
+            gc.collect()  # the model on one GPU
             torch.cuda.reset_peak_memory_stats()
             trials.compare(torch.stack([call(x) for _ in range(STEPS)]), case)
 
