@@ -2,13 +2,14 @@
 """Pages of measured times have the tables of the committed results; `UPDATE_DOCS=1` with these tests writes them."""
 
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from docs.figures import model_tables, tables
+from docs.figures import distributions, model_tables, tables
 from tests.page_tables import compare_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -76,6 +77,52 @@ def test_models_of_the_first_screen(result: str, work: str, shape: list[int], ou
     contenders = ours, "torch, compiled", "torch, CUDA graphs"
     wanted = text.format(*(times[each] / scale for each in contenders if each in times))
     assert wanted in page("../README")
+
+
+def test_sentences_on_random_shapes():
+    """Medians over each other contender, races lost to the faster one, and by how much."""
+    medians = []
+    for name in distributions.OTHERS:
+        found = distributions.ratios([name])
+        for mode in ("eager", "graph"):
+            medians.append(statistics.median(x for key, each in found.items() if key[2] == mode for x in each))
+    every = [ratio for each in distributions.ratios().values() for ratio in each]
+    lost = sum(ratio > distributions.NEAR for ratio in every)
+    text, nccl, symm_mem = page("how-fast"), medians[:2], medians[2:]
+    assert "the medians are {:.2f} eagerly and {:.2f} in graphs".format(*nccl) in text
+    assert "over `symm_mem` {:.2f} and {:.2f}".format(*symm_mem) in text
+    assert f"{lost} of {len(every)} [races](notes/random-shapes.md)" in text and f"up to {max(every):.2f};" in text
+    assert f"{lost} of {len(every)} races are lost to the faster one" in page("notes/random-shapes")
+
+
+def test_sentences_on_eager_collectives():
+    """The range of the ratios to NCCL up to 4 MiB, where the host is the limit, and the largest of all sizes."""
+    ratios = {
+        (row["work"], 2 * row["shape"][0] * row["shape"][1]): row["ratio"]
+        for row in rows_of("new_results")
+        if (row["mode"], row["contender"]) == ("eager", "tilescale")
+    }
+    small = [ratio for (_, size), ratio in ratios.items() if size <= 4 << 20]
+    said = f"of up to 4 MiB takes {min(small):.2f} to {max(small):.2f} of NCCL's time"
+    assert len(small) == 4 * 6 and said in page("how-fast")
+    assert f"up to 64 MiB it takes at most {max(ratios.values()):.2f}" in page("how-fast")
+
+
+def test_targets_of_decode_and_few_rows():
+    """Time over half of one GPU's, and over the best of NCCL and symm_mem from 1 to 256 rows."""
+    rows = rows_of("operators")
+
+    def times(work: str, first: int) -> dict[str, float]:
+        form = work, first, "graph"
+        return {r["contender"]: r["us"] for r in rows if (r["work"], r["shape"][0], r["mode"]) == form}
+
+    decode = times("mla_decode", 4)
+    assert f"of half of one GPU's time | {2 * decode['tilescale'] / decode['one GPU']:.2f} |" in page("how-fast")
+    ratios = []
+    for few in (1, 16, 128, 256):
+        of = times("gemm_ar", few)
+        ratios.append(of["tilescale"] / min(us for name, us in of.items() if name.startswith(("nccl", "symm_mem"))))
+    assert f"From 1 to 256 rows a GEMM and all-reduce takes {min(ratios):.2f} to {max(ratios):.2f}" in page("how-fast")
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
