@@ -57,12 +57,14 @@ def test_processes_that_hang_are_ended(tmp_path: Path, monkeypatch: pytest.Monke
     assert time.monotonic() - begin < 60
 
 
-def test_what_takes_long_shows_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_takes_long_shows_a_bar(count: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Also where the first job to end is the last one."""
     monkeypatch.setenv("TILESCALE_PROGRESS", "on")
     monkeypatch.setenv("FORCE_COLOR", "1")  # to rich a terminal
     monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
     progress.settings.cache_clear()
-    processes.run_in_processes([partial(time.sleep, 0.3)] * 2, 2, "compiling kernels")
+    processes.run_in_processes([partial(time.sleep, 0.3)] * count, 2, "compiling kernels")
     progress.settings.cache_clear()
     assert "compiling kernels" in capsys.readouterr().err
 

@@ -62,9 +62,13 @@ def run_in_processes(jobs: Sequence[Job], most: int, what: str | None = None) ->
     A failed job is silent: its user runs it again and gets the error. `what`: a description of the jobs for a progress
     bar; None for no bar.
     """
+    if not jobs:
+        return
     if min(most, len(jobs)) < 2:
-        for job in jobs:
-            _attempt(job)
+        with _bar(what, len(jobs)) as advance:
+            for job in jobs:
+                _attempt(job)
+                advance(1)
         return
     wait({Running(jobs, most): len(jobs)}, what)
 
@@ -124,6 +128,11 @@ _alive: list[Running] = []
 """Those whose processes may not have ended: they count jobs in shared memory, which others must not get meanwhile."""
 
 
+def _bar(what: str | None, jobs: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+    """The bar of jobs; none without a description."""
+    return progress_bar(what or "", None if what else False, jobs)
+
+
 def _attempt(job: Job) -> None:
     with contextlib.suppress(Exception):
         job()
@@ -134,7 +143,7 @@ def wait(jobs: Mapping[Running, int], what: str | None = None) -> None:
     is interrupted."""
     seen, since, has_given_up = 0, time.monotonic(), True
     try:
-        with progress_bar(what or "", None if what else False, sum(jobs.values())) as advance:
+        with _bar(what, sum(jobs.values())) as advance:
             while running := [each for run, count in jobs.items() if run.finished < count for each in run.sentinels]:
                 connection.wait(running, _POLL_S)
                 now = sum(min(run.finished, count) for run, count in jobs.items())

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from tilescale.settings import settings
 
@@ -36,15 +37,14 @@ def progress_bar(
 
     shape = SpinnerColumn() if total is None else BarColumn()
     columns = (TextColumn("{task.description}"), shape, MofNCompleteColumn(), TimeElapsedColumn())
-    bar, begin = Progress(*columns, console=Console(stderr=True), transient=True), time.monotonic()
-    task = bar.add_task(description, total=total)
-
-    def advance(count: int) -> None:
-        bar.advance(task, count)
-        if not bar.live.is_started and time.monotonic() - begin > PATIENCE_S:
-            bar.start()
-
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    timer = threading.Timer(PATIENCE_S, bar.start)  # at this time, as the first unit of work may be the only one
+    timer.daemon = True
+    timer.start()
     try:
-        yield advance
+        yield partial(bar.advance, bar.add_task(description, total=total))
     finally:
-        bar.stop()
+        timer.cancel()
+        timer.join()
+        if bar.live.is_started:
+            bar.stop()
