@@ -28,13 +28,13 @@ from tests.cuda.test_copy_queue import (
 )
 from tilelang_core import ir
 from tilescale.backends.cuda import headers
-from tilescale.backends.cuda.running import queued, queued_exchange, stream_memory
+from tilescale.backends.cuda.running import driver, queued, queued_exchange, stream_memory
 from tilescale.backends.cuda.running.control import loop
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.queue_watch import QueueWait
 from tilescale.backends.cuda.running.steps import ProgramCall, in_order, run
-from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word, rows
+from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word, WordWrite, rows
 from tilescale.backends.cuda.running.sums import FlagSums
 from tilescale.backends.tilelang.lowering.host_step import HostStep
 from tilescale.backends.tilelang.lowering.phase import LoweringTarget
@@ -106,7 +106,7 @@ class Device:
         self.tensors, self.done = memory, []
         self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w, call: memory[w.name][rank])
         self.peer_group = SimpleNamespace(everywhere=self._peers, slot=lambda p: p)
-        self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.done.append(place)))
+        self.guard = SimpleNamespace(watch=SimpleNamespace(wait=lambda place: [place]))
         self.queue: Any = Queue(self.done)
 
     def _peers(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ class Device:
         for module in (queued, queued_exchange):
             monkeypatch.setattr(module, "copy_queue", lambda device: self.queue)
         monkeypatch.setattr(stream_memory, "copy", lambda stream, part: self._copied(part))
-        monkeypatch.setattr(stream_memory, "write", lambda stream, word, value: self._written(word, value))
+        monkeypatch.setattr(stream_memory, "add", lambda stream, *operations: list(map(self._acted, operations)))
         values = [self.tensors[p.name][self.team.rank] for p in self.program.parameters]
         call = ProgramCall(values)
         run(in_order(self._steps(plan(self.program, target)[0]))(call))
@@ -140,7 +140,10 @@ class Device:
         move(part)
         self.done.append(("copy", self._place(part.target)))
 
-    def _written(self, word: Word, value: int) -> None:
+    def _acted(self, operation: QueueWait | WordWrite) -> None:
+        if not isinstance(operation, WordWrite):
+            return self.done.append(operation)
+        word, value = operation.word, operation.value
         ctypes.memmove(word.address, value.to_bytes(word.nbytes, "little"), word.nbytes)
         self.done.append(("write", self._place(word.address), value))
 
@@ -169,8 +172,35 @@ def test_a_queue_starts_once_for_what_the_main_stream_did():
     move, grid = partial(queue.add, print), partial(print, "grid")
     given = [queue.start, move, queue.hold, queue.start, move, queue.start, grid, queue.hold, queue.start, queue.join]
     kept = [queue.start, move, queue.hold, move, grid, queue.hold, queue.start, queue.join]
-    assert queue.without_repeats(given) == kept
-    assert queue.without_repeats(apart := [grid, queue.start, queue.join, queue.start]) == apart
+    assert queue.in_few(given) == kept
+    assert queue.in_few(apart := [grid, queue.start, queue.join, queue.start]) == apart
+
+
+def test_the_flag_of_a_copy_and_the_wait_of_the_next_are_one_batch(monkeypatch: pytest.MonkeyPatch):
+    queue, batches = Queue([]), []
+    monkeypatch.setattr(stream_memory, "add", lambda stream, *operations: batches.append(operations))
+
+    def chunk(number: int) -> list[Any]:
+        copy = partial(queue.add, lambda: batches.append(f"copy {number}"))
+        words = [partial(queue.add_words, lambda word=word: [f"{word} {number}"]) for word in ("wait", "flag")]
+        return [queue.hold, queue.start, words[0], copy, words[1]]
+
+    launches = [*chunk(0), *chunk(1), grid := partial(batches.append, "grid"), *chunk(2), queue.join]
+    kept = queue.in_few(launches)
+    assert kept.count(queue.hold) == kept.count(queue.start) == 2
+    assert kept.index(grid) < max(i for i, launch in enumerate(kept) if launch == queue.hold)
+    run(kept)
+    one_after_the_other = [("wait 0",), "copy 0", ("flag 0", "wait 1"), "copy 1", ("flag 1",)]
+    assert [each for each in batches if each != "grid"] == [*one_after_the_other, ("wait 2",), "copy 2", ("flag 2",)]
+
+
+def test_a_batch_has_no_more_operations_than_the_driver_takes(monkeypatch: pytest.MonkeyPatch):
+    calls: list[list[Any]] = []
+    monkeypatch.setattr(driver, "call", lambda name, stream, count, operations, flags: calls.append(operations))
+    monkeypatch.setattr(stream_memory, "_parameters", lambda operation: operation.value)
+    word = Word(0, 4)
+    stream_memory.add(SimpleNamespace(cuda_stream=0), *(WordWrite(word, value) for value in range(600)))
+    assert sum(calls, []) == list(range(600)) and max(map(len, calls)) == stream_memory.MOST_OPERATIONS == 255
 
 
 def test_a_gather_sends_chunk_by_chunk_to_the_next_device_first(monkeypatch):
@@ -389,7 +419,7 @@ def test_flags_are_zero_before_devices_synchronize_and_the_queue_is_joined_befor
     for module in (queued, queued_exchange):
         monkeypatch.setattr(module, "copy_queue", lambda _: Queue(device.log))
     monkeypatch.setattr(stream_memory, "copy", lambda stream, part: device.log.append("copy"))
-    monkeypatch.setattr(stream_memory, "write", lambda stream, word, value: device.log.append("write"))
+    monkeypatch.setattr(stream_memory, "add", lambda stream, *operations: device.log.append("write"))
     own = device.program(program)
     given_ = device.heap.zeros((2, 4, 8), torch.float32), torch.zeros(2, 4)
     own(list(given_))

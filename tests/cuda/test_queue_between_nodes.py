@@ -21,6 +21,7 @@ from tilescale.backends.cuda import headers
 from tilescale.backends.cuda.running import occupancy, queued, queued_exchange, stream_memory
 from tilescale.backends.cuda.running.queue_watch import QueueWait
 from tilescale.backends.cuda.running.steps import ProgramCall
+from tilescale.backends.cuda.running.stream_memory import WordWrite
 from tilescale.backends.cuda.running.sums import FlagSums
 from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.backends.tilelang.lowering.plan import plan
@@ -104,7 +105,7 @@ class Far(Rank):
         self.team.ranks = tuple(range(target.devices))
         self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w, call: memory[w.name][rank])
         self.log: list[Any] = []
-        self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.log.append(place)))
+        self.guard = SimpleNamespace(watch=SimpleNamespace(wait=lambda place: self.log.append(place) or []))
 
     def _everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
         return next(m for m in self.memories.values() if m[self.team.rank].data_ptr() == tensor.data_ptr())
@@ -123,10 +124,12 @@ def run_all(
     for module in (queued, queued_exchange):
         monkeypatch.setattr(module, "copy_queue", own_queue)
     monkeypatch.setattr(stream_memory, "copy", lambda stream, part: move(part))
-    written = lambda stream, word, value: ctypes.memmove(  # noqa: E731
-        word.address, value.to_bytes(word.nbytes, "little"), word.nbytes
-    )
-    monkeypatch.setattr(stream_memory, "write", written)
+
+    def written(stream: Any, *operations: WordWrite) -> None:
+        for word, value in ((each.word, each.value) for each in operations):
+            ctypes.memmove(word.address, value.to_bytes(word.nbytes, "little"), word.nbytes)
+
+    monkeypatch.setattr(stream_memory, "add", written)
     target = LoweringTarget(Machine.load(described), tuple(sizes.items()), 1 << 36, headers.__name__)
     traced = program(func, described)
     body, post = plan(traced, target)[0], Post(RANKS)

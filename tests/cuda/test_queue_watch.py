@@ -64,8 +64,8 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         state.queue.append(condition)
         write(stream, over.word, over.value)
 
-    monkeypatch.setattr(stream_memory, "add", add)
-    return SimpleNamespace(watch=watch, records=records, state=state, go=go)
+    wait = lambda place: add(None, *watch.wait(place))  # noqa: E731
+    return SimpleNamespace(watch=watch, records=records, state=state, go=go, wait=wait)
 
 
 def place(site: int = 3, value: int = 2, compare: str = ">=") -> QueueWait:
@@ -77,7 +77,7 @@ def test_a_queue_that_waits_for_nothing_is_let_alone(scene):
 
 
 def test_a_wait_that_takes_too_long_is_reported_once_and_then_ended(scene):
-    scene.watch.add(None, place())
+    scene.wait(place())
     for now in range(9):
         assert not scene.watch.look(now) and not scene.records.failed
     scene.watch.look(9)
@@ -89,14 +89,14 @@ def test_a_wait_that_takes_too_long_is_reported_once_and_then_ended(scene):
 
 def test_waits_of_calls_that_go_on_are_not_one_wait(scene):
     for now in range(50):
-        scene.watch.add(None, place())
+        scene.wait(place())
         scene.watch.look(now)
         scene.go()
     assert not scene.records.failed
 
 
 def test_a_graph_that_is_replayed_comes_to_the_same_wait(scene):
-    scene.watch.add(None, place())
+    scene.wait(place())
     for now in range(100):  # the host sees the same values, only the calls are different
         scene.state.call = now // 3
         scene.watch.look(now)
@@ -118,7 +118,7 @@ def test_a_guards_watch_sees_that_ranks_synchronize(monkeypatch: pytest.MonkeyPa
 
 def test_a_stopped_program_waits_for_nothing_that_is_queued(scene):
     for value in (1, 2, 4):
-        scene.watch.add(None, place(value=value))
+        scene.wait(place(value=value))
     scene.records.stopped = True
     for _ in range(3):
         assert scene.watch.look(0.0)
@@ -130,14 +130,14 @@ def test_a_stopped_program_waits_for_nothing_that_is_queued(scene):
 
 @pytest.mark.parametrize(("compare", "enough"), [(">=", 2), (">", 3), ("==", 2)])
 def test_what_ends_a_wait_satisfies_it(scene, compare: str, enough: int):
-    scene.watch.add(None, place(compare=compare))
+    scene.wait(place(compare=compare))
     scene.records.stopped = True
     assert scene.watch.look(0.0) and scene.state.released == [(FLAG, enough)]
 
 
 def test_equal_values_are_places_of_their_own(scene):
     for value in (1, 2):
-        scene.watch.add(None, place(value=value, compare="=="))
+        scene.wait(place(value=value, compare="=="))
     scene.records.stopped = True
     for value in (1, 2):
         assert scene.watch.look(0.0) and scene.state.released.pop() == (FLAG, value)
@@ -195,7 +195,7 @@ def test_a_program_that_the_host_stops_has_not_failed(monkeypatch: pytest.Monkey
 
 def test_a_wait_is_watched_until_its_end_has_been_seen(scene):
     assert not scene.watch.is_waiting
-    scene.watch.add(None, place())
+    scene.wait(place())
     assert scene.watch.is_waiting
     scene.watch.look(0)
     scene.go()

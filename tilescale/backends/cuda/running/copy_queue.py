@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from tilescale.backends.cuda.running import stream_memory
+from tilescale.backends.cuda.running.stream_memory import WaitCondition, WordWrite
 from tilescale.backends.cuda.running.streams import own_stream
 
 _PRIORITY = -1
@@ -41,15 +43,23 @@ class CopyQueue:
         """Whether added operations are held back."""
         return self._held is not None
 
-    def without_repeats(self, launches: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
-        """A call's launches in order, without starts between which nothing is added to the current stream."""
-        kept, is_started = [], False
+    def in_few(self, launches: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
+        """A call's launches in order, without starts and holds between which nothing is added to the current stream.
+        Operations on words that follow one another are one batch."""
+        kept: list[Callable[[], Any]] = []
+        done: list[Callable[[], Any]] = []  # starts and holds since the last launch on the current stream
         for launch in launches:
-            starts = launch == self.start
-            if not (starts and is_started):
+            if launch in (self.start, self.hold):
+                if launch in done:
+                    continue
+                done.append(launch)
+            elif not (isinstance(launch, partial) and launch.func in (self.add, self.add_words)):
+                done.clear()
+            last = kept[-1] if kept else None
+            if isinstance(launch, partial) and isinstance(last, partial) and last.func == launch.func == self.add_words:
+                kept[-1] = partial(self.add_words, *last.args, *launch.args)
+            else:
                 kept.append(launch)
-            is_own = launch == self.hold or isinstance(launch, partial) and launch.func == self.add
-            is_started = starts or is_own and is_started
         return kept
 
     def start(self) -> None:
@@ -63,6 +73,10 @@ class CopyQueue:
             launch()
         else:
             self._held.append(launch)
+
+    def add_words(self, *parts: Callable[[], Sequence[WordWrite | WaitCondition]]) -> None:
+        """Add a batch of operations on words, which are made when it is added to the stream."""
+        self.add(lambda: stream_memory.add(self.stream, *(each for part in parts for each in part())))
 
     def hold(self) -> None:
         """Hold back operations added from now on."""

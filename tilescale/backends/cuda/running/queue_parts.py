@@ -14,7 +14,7 @@ from tilescale.backends.cuda.running.phases import TensorRegion
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.queue_watch import QueueWait
 from tilescale.backends.cuda.running.steps import ProgramCall, StreamWork
-from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word
+from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word, WordWrite
 from tilescale.backends.cuda.running.transports import TensorMessage, Transport
 from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.backends.tilelang.lowering.host_step import HostStep
@@ -46,7 +46,7 @@ def to_itself(step: HostStep) -> UnsupportedError:
 def wait_before(
     context: ProgramContext, queue: CopyQueue, copy: Copy, step: HostStep
 ) -> Callable[[ProgramCall], StreamWork] | None:
-    """The wait of a copy before its start."""
+    """The wait of a copy before its start, on its queue."""
     if copy.after is None:
         return None
     condition, flag = copy.after, TensorRegion(context, copy.after.flag)
@@ -60,7 +60,7 @@ def wait_before(
         tensor, index = flag.tensor(at), flag.index(at)
         awaited = WaitCondition(word_of(tensor, index, step), condition.compare, at.evaluate(condition.value))
         place = QueueWait(site, _flat(index, tensor.shape), awaited)
-        return lambda: context.guard.watch.add(queue.stream, place)
+        return partial(queue.add_words, lambda: context.guard.watch.wait(place))
 
     return wait
 
@@ -90,7 +90,7 @@ def moved_to(
 
 def told(queue: CopyQueue, word: Word, value: int) -> StreamWork:
     """A write of a flag on a queue."""
-    return partial(queue.add, partial(stream_memory.write, queue.stream, word, value))
+    return partial(queue.add_words, lambda: [WordWrite(word, value)])
 
 
 def exchange(

@@ -66,11 +66,12 @@ class QueueWatch:
         if start:
             _watch(self)
 
-    def add(self, stream: torch.cuda.Stream, place: QueueWait) -> None:
+    def wait(self, place: QueueWait) -> list[WordWrite | WaitCondition]:
+        """The queue's operations for a wait, which is watched."""
         # Outside of graphs every wait has its own number, however often a program is called.
         self._serial += 1
         begun = WordWrite(self._word, self._serial << _NUMBER_BITS | self._number(place))
-        stream_memory.add(stream, begun, place.condition, WordWrite(self._word, 0))
+        return [begun, place.condition, WordWrite(self._word, 0)]
 
     def is_lost(self) -> bool:
         """Whether the device is lost: then every call of the driver returns the same error."""

@@ -60,7 +60,7 @@ class QueuedCopy:
             done.append(self._queue.hold)  # on receivers, too: the queue waits for the senders
         done.append(self._queue.start)
         if self._after is not None and sent:
-            done.append(partial(self._queue.add, self._after(sent[0].at)))
+            done.append(self._after(sent[0].at))
         done += [work for t in near if t.receiver != self._me for work in self._copied(t)]
         if far:
             done.append(partial(self._queue.add, partial(self._exchanged, far)))

@@ -22,6 +22,9 @@ import torch
 
 from tilescale.backends.cuda.running import driver
 
+MOST_OPERATIONS = 255
+"""Of a batch (CUDA driver API, cuStreamBatchMemOp)."""
+
 _AT_LEAST, _EQUAL = 0, 1
 """CU_STREAM_WAIT_VALUE_GEQ, which compares modulo 2^bits, and CU_STREAM_WAIT_VALUE_EQ."""
 
@@ -79,7 +82,9 @@ def add(stream: torch.cuda.Stream, *operations: WordWrite | WaitCondition) -> No
 
     Work added after a wait starts when its condition holds. Raises DeviceError: an error of the driver.
     """
-    driver.call("cuStreamBatchMemOp", stream.cuda_stream, len(operations), [_parameters(o) for o in operations], 0)
+    for first in range(0, len(operations), MOST_OPERATIONS):
+        batch = [_parameters(each) for each in operations[first : first + MOST_OPERATIONS]]
+        driver.call("cuStreamBatchMemOp", stream.cuda_stream, len(batch), batch, 0)
 
 
 def _parameters(operation: WordWrite | WaitCondition) -> Any:
