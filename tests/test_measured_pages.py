@@ -29,7 +29,7 @@ MADE = {
     "operators/experts": {"experts": tables.experts, "float8 experts": tables.float8_experts},
     "operators/float8": {"float8 collectives": tables.float8_collectives},
     "notes/measured-races": {"races": tables.races},
-    "notes/host-time": {"eager collectives": tables.eager_collectives},
+    "notes/host-time": {"eager collectives": tables.eager_collectives, "host times": tables.host_times},
     "notes/gemm-experiments": {"forms": tables.forms},
     "notes/random-shapes": {"random shapes": tables.random_shapes},
 }

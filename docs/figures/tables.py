@@ -154,6 +154,31 @@ def eager_collectives() -> str:
     return _collectives("eager", OPERATIONS, "nccl", lambda of: of["tilescale"]["ratio"])
 
 
+HOST_WORKS = {
+    "a function in Python": "a function in Python",
+    "a product": "GEMM",
+    "all_reduce": "all-reduce of 64 KiB",
+    "all_gather_matmul": "all-gather and GEMM",
+    "matmul_reduce_scatter": "GEMM and reduce-scatter",
+    "matmul_all_reduce": "GEMM and all-reduce",
+}
+HOST_MODES = {"without gradients": "", "forward": " forward", "backward": " backward", "of 20": " backward of all"}
+
+
+def host_times() -> str:
+    """Microseconds of a call on the host: PyTorch's, and ours."""
+    found = {(row["work"], *row["shape"], row["contender"]): row["us"] for row in measured("host_time")["rows"]}
+    lines = []
+    for work, *extents in dict.fromkeys(key[:-1] for key in found if key[0] in HOST_WORKS):
+        rows = f", {extents[0]} rows" if len(extents) > 2 else ""
+        cells = []
+        for mode in HOST_MODES.values():
+            both = (found.get((work + mode, *extents, name)) for name in ("tilescale", "pytorch"))
+            cells.append(" / ".join(f"{us:.0f}" for us in both if us is not None))
+        lines.append([HOST_WORKS[work] + rows, *cells])
+    return table(["", *HOST_MODES], lines)
+
+
 def float8_collectives() -> str:
     """Collectives in CUDA graphs: microseconds of bfloat16 and of float8, and the times' ratio."""
     narrow = "tilescale, float8 on the wire"
