@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
@@ -112,6 +114,21 @@ def test_a_whole_model_is_one_graph(mesh: DeviceMesh):
             x = tokens(8)
             for one, other in zip(after(made, x, run), after(eager, x), strict=True):
                 assert torch.equal(one, other)
+
+
+def test_blocks_whose_result_is_a_layers_share_one_graph(mesh: DeviceMesh):
+    """As of models that add the residual last. With several sequences, too: their results lie as the blocks' inputs."""
+    made, graphs = blocks(mesh, True), CompileCounterWithBackend("aot_eager")
+    for block in made:
+        block.forward = partial(last_layer, block)
+        block.compile(backend=graphs, fullgraph=True, dynamic=False)
+    for count in (1, 3):
+        assert through(made, tokens(8, count).requires_grad_()).is_contiguous()
+    assert graphs.frame_count == 2  # one for each number of sequences
+
+
+def last_layer(block: Block, x: torch.Tensor) -> torch.Tensor:
+    return block.down(block.inner["up"](x)) + x
 
 
 def test_one_gather_serves_siblings_in_a_graph(mesh: DeviceMesh):

@@ -213,6 +213,8 @@ class RowParallelLinear(ParallelLinear):
         given = _padded(x, each * size)
         rows = row_parallel(_token_rows(given), weight, bias, self.group, True, spelled(self.float8))
         made = _as_tokens(rows, given)
+        if torch.compiler.is_compiling():
+            made = made.contiguous()  # the compiler joins the copy with what follows, and blocks share one graph
         if self.local_output:
             return made
         own = min(max(tokens - each * rank_of(self.group), 0), each)
