@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Iterator
 
 import pytest
@@ -43,8 +44,9 @@ class Block(nn.Module):
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
     """The kernels that a warm-up compiles."""
     found: list[Kernel] = []
-    made = ops.warm_up.__globals__["compile_all"]
-    monkeypatch.setitem(ops.warm_up.__globals__, "compile_all", lambda needed: (found.extend(needed.now), made(needed)))
+    names = inspect.unwrap(ops.warm_up).__globals__
+    made = names["compile_all"]
+    monkeypatch.setitem(names, "compile_all", lambda needed: (found.extend(needed.now), made(needed)))
     return found
 
 

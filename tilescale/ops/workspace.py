@@ -19,7 +19,7 @@ from tilescale.comm.heap.default import heap_for
 from tilescale.comm.heap.lasting import lasting
 from tilescale.errors import ArgumentError, UsageError
 from tilescale.ops.arguments import MULTIPLE, check_count
-from tilescale.ops.group import group_name, team_of
+from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.layout import ALIGNMENT
 from tilescale.ops.products import RESULT_BYTES
 
@@ -141,6 +141,7 @@ class EmulatedWorkspace(Workspace):
 _known: dict[Team, Workspace] = {}
 
 
+@collective
 def workspace(rows: int, features: int, dtype: torch.dtype | None = None, *, group: Group = None) -> Workspace:
     """Reserve memory for the operators of a group, so that no later call has to grow it on all ranks. Collective.
 

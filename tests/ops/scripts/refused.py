@@ -32,6 +32,8 @@ def main() -> None:
         "ArgumentError: sent has": lambda: ops.all_to_all_v(a, [1, 2], [9, 9]),
         "ArgumentError: a is torch.int16": lambda: ops.all_reduce(a.to(torch.int16)),
         "ArgumentError: x has 1 tokens": lambda: layer(torch.ones(1, 1)),
+        "ArgumentError: rows is -1": lambda: ops.workspace(-1, 8),
+        "ArgumentError: run is int": lambda: ops.warm_up(1),
         "ShapeError: a symmetric tensor of shape (-1,)": lambda: tilescale.empty((-1,)),
         "UsageError: root 9": lambda: world.broadcast(0, root=9),
     }
