@@ -205,7 +205,7 @@ def test_what_looks_at_the_device_is_never_a_graph(device: Device, monkeypatch: 
 def test_loops_and_branches_are_decided_when_the_stream_reaches_them(device: Device, monkeypatch: pytest.MonkeyPatch):
     own, n = device.program(counted()), torch.zeros(1, dtype=torch.int32)
     steps: list[str] = []
-    queue = SimpleNamespace(flush=lambda: steps.append("flush"), in_few=lambda launches: launches)
+    queue = SimpleNamespace(flush=lambda: steps.append("flush"), batched=lambda launches: launches)
     monkeypatch.setattr(own, "queue", queue)
     monkeypatch.setattr(own, "synchronize", lambda: steps.append("synchronize"))
     change = {"counted_0": lambda: n.add_(1), "counted_1": lambda: n.mul_(2), "counted_2": lambda: n.sub_(3)}

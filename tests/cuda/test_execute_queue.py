@@ -172,8 +172,8 @@ def test_a_queue_starts_once_for_what_the_main_stream_did():
     move, grid = partial(queue.add, print), partial(print, "grid")
     given = [queue.start, move, queue.hold, queue.start, move, queue.start, grid, queue.hold, queue.start, queue.join]
     kept = [queue.start, move, queue.hold, move, grid, queue.hold, queue.start, queue.join]
-    assert queue.in_few(given) == kept
-    assert queue.in_few(apart := [grid, queue.start, queue.join, queue.start]) == apart
+    assert queue.batched(given) == kept
+    assert queue.batched(apart := [grid, queue.start, queue.join, queue.start]) == apart
 
 
 def test_the_flag_of_a_copy_and_the_wait_of_the_next_are_one_batch(monkeypatch: pytest.MonkeyPatch):
@@ -182,11 +182,11 @@ def test_the_flag_of_a_copy_and_the_wait_of_the_next_are_one_batch(monkeypatch: 
 
     def chunk(number: int) -> list[Any]:
         copy = partial(queue.add, lambda: batches.append(f"copy {number}"))
-        words = [partial(queue.add_words, lambda word=word: [f"{word} {number}"]) for word in ("wait", "flag")]
+        words = [partial(queue.add_batch, lambda word=word: [f"{word} {number}"]) for word in ("wait", "flag")]
         return [queue.hold, queue.start, words[0], copy, words[1]]
 
     launches = [*chunk(0), *chunk(1), grid := partial(batches.append, "grid"), *chunk(2), queue.join]
-    kept = queue.in_few(launches)
+    kept = queue.batched(launches)
     assert kept.count(queue.hold) == kept.count(queue.start) == 2
     assert kept.index(grid) < max(i for i, launch in enumerate(kept) if launch == queue.hold)
     run(kept)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cuda.fakes import Device
 from tilescale.backends.cuda.running import replay
-from tilescale.backends.cuda.running.joined_graphs import PartLaunch, in_few_launches
+from tilescale.backends.cuda.running.joined_graphs import PartLaunch, joined_steps
 from tilescale.backends.cuda.running.native import PLACES, ReplaySource, ReplayStep
 from tilescale.backends.cuda.running.replay import GraphReplay
 
@@ -52,7 +52,7 @@ def launched(device: Device, step: ReplayStep, given: Sequence[int]) -> list[lis
 
 def test_one_launch_passes_each_graph_its_own_arguments(device: Device):
     one, other = moved(device, "one", 2), moved(device, "other", 3)
-    (step,) = in_few_launches([part(one), part(other, 2), part(one, 1)])
+    (step,) = joined_steps([part(one), part(other, 2), part(one, 1)])
     assert step.sources == [ReplaySource(number, 0) for number in (0, 1, 2, 3, 4, 1, 2)]
     for first in (500, 700, 0):
         at = places(first, 7)
@@ -63,7 +63,7 @@ def test_one_launch_passes_each_graph_its_own_arguments(device: Device):
 
 def test_launches_between_copies_are_joined(device: Device):
     one, copy = moved(device, "one", 2), ReplayStep(None, [ReplaySource(0, 0), ReplaySource(1, 0)], NBYTES)
-    steps = in_few_launches([part(one), copy, part(one), part(one), copy])
+    steps = joined_steps([part(one), copy, part(one), part(one), copy])
     assert [step.graph is None for step in steps] == [False, True, False, True]
     assert steps[0].graph is one.graph, "what is alone stays what it is"
     assert [len(step.sources) for step in steps] == [2, 2, 4, 2]
@@ -71,51 +71,51 @@ def test_launches_between_copies_are_joined(device: Device):
 
 def test_no_launch_has_more_arguments_than_a_call(device: Device):
     wide, narrow = moved(device, "wide", PLACES - 1), moved(device, "narrow", 1)
-    steps = in_few_launches([part(narrow), part(wide), part(narrow), part(wide)])
+    steps = joined_steps([part(narrow), part(wide), part(narrow), part(wide)])
     assert [len(step.sources) for step in steps] == [PLACES, PLACES]
 
 
 def test_records_share_the_joined_graph_of_the_same_graphs(device: Device):
     one, other = moved(device, "one", 2), moved(device, "other", 1)
     before = device.instantiated
-    first, second = (in_few_launches([part(one), part(other, 2)])[0] for _ in range(2))
+    first, second = (joined_steps([part(one), part(other, 2)])[0] for _ in range(2))
     assert first.graph is second.graph and device.instantiated == before + 1
-    assert in_few_launches([part(other), part(one, 1)])[0].graph is not first.graph, "another order is another graph"
+    assert joined_steps([part(other), part(one, 1)])[0].graph is not first.graph, "another order is another graph"
 
 
 def test_arguments_that_a_graph_has_not_seen_move_do_not_move(device: Device):
     still, other = moved(device, "still", 1, times=0), moved(device, "other", 1)
-    (step,) = in_few_launches([part(still), part(other, 1)])
+    (step,) = joined_steps([part(still), part(other, 1)])
     assert launched(device, step, (*still.given, *places(30, 1))) == [list(still.given), list(places(30, 1))]
     assert launched(device, step, places(30, 2)) is None
     assert still.launch(places(60, 1), lambda: launches(device, "still", places(60, 1)), 0)
-    (again,) = in_few_launches([part(still), part(other, 1)])
+    (again,) = joined_steps([part(still), part(other, 1)])
     assert launched(device, again, places(80, 2)) == [[place] for place in places(80, 2)], "a later record may move it"
 
 
 def test_it_is_forgotten_with_its_first_part_that_is(device: Device):
     one, other = moved(device, "one", 1), moved(device, "other", 1)
-    (step,) = in_few_launches([part(one), part(other, 1)])
+    (step,) = joined_steps([part(one), part(other, 1)])
     other.graph.forget()
     assert launched(device, step, places(30, 2)) is None and one.graph.launch(places(30, 1), 0)
-    assert len(in_few_launches([part(one), part(other, 1)])) == 2
+    assert len(joined_steps([part(one), part(other, 1)])) == 2
 
 
 def test_a_graph_that_the_driver_refuses_to_set_is_made_anew(device: Device):
     one = moved(device, "one", 1)
-    (step,) = in_few_launches([part(one), part(one, 1)])
+    (step,) = joined_steps([part(one), part(one, 1)])
     device.refuses = True
     assert launched(device, step, places(30, 2)) is None
     device.refuses = False
     assert launched(device, step, places(30, 2)) is None, "it may be set in part"
-    (again,) = in_few_launches([part(one), part(one, 1)])
+    (again,) = joined_steps([part(one), part(one, 1)])
     assert launched(device, again, places(30, 2)) == [[place] for place in places(30, 2)]
 
 
 def test_graphs_that_the_driver_does_not_join_are_launched_each(device: Device):
     one = moved(device, "one", 1)
     device.keeps_apart = True
-    steps = in_few_launches([part(one), part(one, 1)])
+    steps = joined_steps([part(one), part(one, 1)])
     assert [step.graph for step in steps] == [one.graph, one.graph]
     for step, first in zip(steps, (30, 40), strict=True):
         assert launched(device, step, places(first, 1)) == [[*places(first, 1)]]

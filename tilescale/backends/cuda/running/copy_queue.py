@@ -43,9 +43,9 @@ class CopyQueue:
         """Whether added operations are held back."""
         return self._held is not None
 
-    def in_few(self, launches: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    def batched(self, launches: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
         """A call's launches in order, without starts and holds between which nothing is added to the current stream.
-        Operations on words that follow one another are one batch."""
+        Batches of memory operations that follow one another are one."""
         kept: list[Callable[[], Any]] = []
         done: list[Callable[[], Any]] = []  # starts and holds since the last launch on the current stream
         for launch in launches:
@@ -53,11 +53,11 @@ class CopyQueue:
                 if launch in done:
                     continue
                 done.append(launch)
-            elif not (isinstance(launch, partial) and launch.func in (self.add, self.add_words)):
+            elif not (isinstance(launch, partial) and launch.func in (self.add, self.add_batch)):
                 done.clear()
             last = kept[-1] if kept else None
-            if isinstance(launch, partial) and isinstance(last, partial) and last.func == launch.func == self.add_words:
-                kept[-1] = partial(self.add_words, *last.args, *launch.args)
+            if isinstance(launch, partial) and isinstance(last, partial) and launch.func == last.func == self.add_batch:
+                kept[-1] = partial(self.add_batch, *last.args, *launch.args)
             else:
                 kept.append(launch)
         return kept
@@ -74,8 +74,8 @@ class CopyQueue:
         else:
             self._held.append(launch)
 
-    def add_words(self, *parts: Callable[[], Sequence[WordWrite | WaitCondition]]) -> None:
-        """Add a batch of operations on words, which are made when it is added to the stream."""
+    def add_batch(self, *parts: Callable[[], Sequence[WordWrite | WaitCondition]]) -> None:
+        """Add a batch of memory operations, which are made when it is added to the stream."""
         self.add(lambda: stream_memory.add(self.stream, *(each for part in parts for each in part())))
 
     def hold(self) -> None:

@@ -397,7 +397,7 @@ class DeviceProgram:
         begin, end = self._around(call)
         launches = [*into, *begin, *self._steps(call), *end, *out]
         if self.queue is not None:
-            launches = self.queue.in_few(launches)
+            launches = self.queue.batched(launches)
         self._tell_apart(call)
         return launches
 

@@ -31,7 +31,7 @@ class PartLaunch(NamedTuple):
     sources: Sequence[ReplaySource]
 
 
-def in_few_launches(steps: Sequence[PartLaunch | ReplayStep]) -> list[ReplayStep]:
+def joined_steps(steps: Sequence[PartLaunch | ReplayStep]) -> list[ReplayStep]:
     """The same steps, with launches that follow one another as one, where the driver can, and as long as one can have
     all their arguments."""
     made: list[ReplayStep] = []

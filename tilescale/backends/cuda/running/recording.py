@@ -31,7 +31,7 @@ from tilescale.backends.cuda.running.call_table import (
     set_busy,
 )
 from tilescale.backends.cuda.running.gemm_graph import GEMMS, gemm_graph, gemm_settings
-from tilescale.backends.cuda.running.joined_graphs import PartLaunch, in_few_launches
+from tilescale.backends.cuda.running.joined_graphs import PartLaunch, joined_steps
 from tilescale.backends.cuda.running.native import PLACES, ReplayRecord, ReplaySource, ReplayStep
 from tilescale.backends.cuda.running.plans import span
 from tilescale.backends.cuda.running.replay import GraphReplay
@@ -198,7 +198,7 @@ class Recording(TorchDispatchMode):
     def _close(self) -> None:
         if not self._steps:
             return
-        self._made.append(LaunchStep(ReplayRecord(in_few_launches(self._steps)), self._has_acted))
+        self._made.append(LaunchStep(ReplayRecord(joined_steps(self._steps)), self._has_acted))
         self._steps, self._has_acted = [], True
 
     def _source(self, number: int) -> ReplaySource:
