@@ -283,6 +283,19 @@ def test_nothing_to_do():
     assert ops.all_reduce(half(0)).shape == ops.all_gather(half(0)).shape == (0,)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce, ops.matmul_all_gather,
+        ops.all_gather_columns_matmul,
+    ],
+)  # fmt: skip
+def test_gradients_of_nothing(call: Callable[..., torch.Tensor]):
+    a, b = half(0, 8).requires_grad_(), half(8, 16).requires_grad_()
+    call(a, b).sum().backward()
+    assert a.grad.shape == (0, 8) and not b.grad.any()
+
+
 def test_tensors_that_lie_anyhow():
     a, b = half(6, 48)[:, 8:24], half(40, 40)[:16, 3:27]  # rows apart, and begun where no bulk copy may
     want = a.float() @ b.float()

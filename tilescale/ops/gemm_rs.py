@@ -109,6 +109,8 @@ def _scattered(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     rows, N, made = len(a) // team.size, b.shape[1], result_type(a)
+    if not N:  # in the backward pass of a gather of columns that have no rows
+        return room_for(out, (rows, N), a, made)
     job = strategy.CollectiveGemm("reduce_scatter", rows, (N,), a.shape[1], a.dtype)
     if is_dry():
         how, _ = kernel_arguments(a, b, bias, scales, team.size)
