@@ -183,6 +183,34 @@ def test_blocks_that_are_computed_again_are_compiled(mesh: DeviceMesh):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("sequence", [True, False])
+def test_layers_share_the_input_of_a_part_that_is_computed_again(mesh: DeviceMesh, sequence: bool):
+    """As of an MLP alone, whose norm is outside."""
+    eager, made, targets = blocks(mesh, sequence), blocks(mesh, sequence), []
+
+    def seen(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> Callable:
+        targets.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return make_boxed_func(graph.forward)
+
+    def again(made: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        for block in made:
+            x = x + checkpoint(gated, block, block.norm(x), use_reentrant=False)
+        return x
+
+    x = tokens(8)
+    graphs = aot_autograd(fw_compiler=seen, partition_fn=min_cut_rematerialization_partition)
+    for one, other in zip(
+        after(made, x, torch.compile(again, backend=graphs, fullgraph=True)), after(eager, x, again), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+    name = f"tilescale.{'column_parallel' if sequence else 'side_by_side'}.default"
+    assert targets[0].count(name) == LAYERS
+
+
+def gated(block: Block, x: torch.Tensor) -> torch.Tensor:
+    return block.down(nn.functional.silu(block.inner["gate"](x)) * block.inner["up"](x) + block.inner["more"](x))
+
+
 @pytest.mark.nightly
 def test_inductor_fuses_what_is_between(mesh: DeviceMesh):
     eager, made = blocks(mesh, True), blocks(mesh, True)
