@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.comm.conftest import command, run_words
+from tests.ops.test_operator_contracts import CASES
 
 pytestmark = pytest.mark.slow
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -24,6 +25,13 @@ def test_operators_of_two_ranks(name: str):
     assert done.code == 0, done.output
     checks = re.findall(r"^def (check_\w+)", script.read_text(encoding="utf-8"), re.MULTILINE)
     assert re.findall(r"passed (\w+)", done.output) == checks
+
+
+def test_operators_are_what_they_are_registered_as():
+    """See scripts/contracts.py."""
+    done = run_words([*command("tilescale run", 2), str(SCRIPTS / "contracts.py")], **EMULATED)
+    assert done.code == 0, done.output
+    assert re.findall(r"passed (\w+)", done.output) == [*CASES]
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.nightly), 5])

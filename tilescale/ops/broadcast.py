@@ -45,9 +45,14 @@ def _operator(a: torch.Tensor, root: int, group: str) -> torch.Tensor:
 _operator.register_fake(lambda a, *_: torch.empty_like(a, memory_format=torch.contiguous_format))
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-    total = operator_of("all_reduce")(grad, "sum", ctx.group)
-    return total if rank_of(ctx.group) == ctx.root else torch.zeros_like(total)
+@operator("broadcast_backward")
+def _gradient(grad: torch.Tensor, root: int, group: str) -> torch.Tensor:
+    """The sum of all ranks' gradients at the root; zeros elsewhere. An operator of its own: see that of scatter."""
+    total = operator_of("all_reduce")(grad, "sum", group)
+    return total if rank_of(group) == root else torch.zeros_like(total)
 
 
-_operator.register_autograd(_backward)
+_gradient.register_fake(lambda grad, *_: torch.empty_like(grad, memory_format=torch.contiguous_format))
+
+_operator.register_autograd(lambda ctx, grad: _gradient(grad, ctx.root, ctx.group))
+_gradient.register_autograd(lambda ctx, given: _operator(given, ctx.root, ctx.group))

@@ -59,14 +59,20 @@ _operator.register_fake(
 )
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, ctx.root, ctx.dim, ctx.group = inputs
-    ctx.shape = tuple(a.shape)
+@operator("scatter_backward")
+def _gradient(grad: torch.Tensor, root: int, dim: int, group: str) -> torch.Tensor:
+    """The root's gradient, gathered from all ranks; zeros elsewhere. An operator, as a compiled graph would leave out a
+    gather whose result its rank does not use, and the other ranks would wait for that rank."""
+    whole = operator_of("gather")(grad, root, dim, group)
+    return whole if rank_of(group) == root else grad.new_zeros(_shape_of_whole(grad, dim, group))
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-    whole = operator_of("gather")(grad, ctx.root, ctx.dim, ctx.group)
-    return whole if rank_of(ctx.group) == ctx.root else grad.new_zeros(ctx.shape)
+_gradient.register_fake(lambda grad, root, dim, group: grad.new_empty(_shape_of_whole(grad, dim, group)))
 
 
-_operator.register_autograd(_backward, setup_context=_setup)
+def _shape_of_whole(part: torch.Tensor, dim: int, group: str) -> list[int]:
+    return shape_with(part, dim, part.shape[dim] * size_of(group))
+
+
+_operator.register_autograd(lambda ctx, grad: _gradient(grad, ctx.root, ctx.dim, ctx.group))
+_gradient.register_autograd(lambda ctx, given: _operator(given, ctx.root, ctx.dim, ctx.group))
