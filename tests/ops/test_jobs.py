@@ -34,6 +34,15 @@ def test_operators_are_what_they_are_registered_as():
     assert re.findall(r"passed (\w+)", done.output) == [*CASES]
 
 
+@pytest.mark.nightly
+def test_graphs_are_found_again_by_ranks_that_they_are_of(tmp_path: Path):
+    """See scripts/cached_graphs.py."""
+    for size in (1, 2):
+        words = [*command("tilescale run", size), str(SCRIPTS / "cached_graphs.py")]
+        done = run_words(words, **EMULATED, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+        assert done.code == 0 and done.output.count("passed") == size, done.output
+
+
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.nightly), 5])
 def test_messages_between_ranks(size: int):
     """See scripts/messages.py."""

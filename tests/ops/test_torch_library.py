@@ -78,6 +78,18 @@ def test_a_graph_has_groups_of_each_kind(mesh: DeviceMesh):
         computes_the_same(lambda x, group=group: ops.all_reduce(x, group=group), [leaf(4, 16)])
 
 
+def test_a_graph_names_the_rank_and_the_number_of_ranks(mesh: DeviceMesh):
+    """So that PyTorch's cache has a graph for each."""
+    seen: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> Callable:
+        seen.extend(node.args[-1] for node in graph.graph.nodes if "all_reduce" in str(node.target))
+        return graph
+
+    torch.compile(lambda x: ops.all_reduce(ops.all_reduce(x), group=mesh), backend=keep)(torch.ones(3))
+    assert seen == ["@0/1", f"{mesh.get_group().group_name}@0/1"]
+
+
 def test_a_mistake_is_named_by_the_compiler():
     with pytest.raises(torch._dynamo.exc.Unsupported, match="a has 16 columns, b has 4 rows"):
         torch.compile(lambda x: ops.all_gather_matmul(x, x), fullgraph=True, backend="aot_eager")(leaf(4, 16))

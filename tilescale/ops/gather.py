@@ -68,3 +68,6 @@ def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
+
+# Elsewhere than at the root its result is empty, and a compiler leaves out what makes nothing, while the root waits.
+torch.fx.node.has_side_effect(torch.ops.tilescale.gather.default)

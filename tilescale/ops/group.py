@@ -30,6 +30,9 @@ _otherwise = ContextVar("otherwise", default=False)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_IN_GRAPHS = "@"
+"""Separator between the name of a group and the ranks, in compiled graphs."""
+
 NOT_A_MEMBER = -100
 """The group that torch.distributed.new_group returns on ranks that it does not name."""
 
@@ -120,7 +123,14 @@ def rank_of(name: str) -> int:
     return _ranks(name).index(init().rank)
 
 
+def name_in_graphs(name: str) -> str:
+    """The name of a group with this rank and the number of ranks: shapes of results depend on both, and PyTorch's cache
+    identifies a graph by its arguments."""
+    return name if _IN_GRAPHS in name else f"{name}{_IN_GRAPHS}{rank_of(name)}/{size_of(name)}"
+
+
 def _ranks(name: str) -> tuple[int, ...]:
+    name = name.partition(_IN_GRAPHS)[0]
     if not name:
         return init().ranks
     from torch.distributed import distributed_c10d as c10d

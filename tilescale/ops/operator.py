@@ -22,6 +22,7 @@ from tilescale.backends.services import OperatorCall
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine, use_machine
 from tilescale.ops.dtensors import DTensorPlacement, is_dtensor, with_own_storage
+from tilescale.ops.group import name_in_graphs
 from tilescale.runtime import ahead
 
 PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -53,6 +54,7 @@ class Operator:
         _library.impl(name, self._called_by_dispatcher, "Autograd")
         parameters = signature(self.function).parameters
         self._arguments = {name: "Tensor" in str(p.annotation) for name, p in parameters.items()}
+        self._group = [*self._arguments].index("group") if "group" in self._arguments else None
         self._dispatched = getattr(torch.ops.tilescale, name).default
         repeated = device_services().repeated
         self._repeated, self._repeated_backward = repeated(self.function), repeated(self._gradients)
@@ -97,7 +99,10 @@ class Operator:
         """Call it with all of its arguments, in order. A DTensor among them is replaced by its shard, and its gradient
         is a DTensor with the same placement."""
         if self.is_seen:
-            return self._dispatched(*map(_shard, given))
+            shards = list(map(_shard, given))
+            if self._group is not None and torch.compiler.is_compiling():
+                shards[self._group] = name_in_graphs(shards[self._group])
+            return self._dispatched(*shards)
         made = self._repeated.replay(given)
         if made is not NotImplemented:
             return made
