@@ -182,7 +182,7 @@ def test_the_flag_of_a_copy_and_the_wait_of_the_next_are_one_batch(monkeypatch: 
 
     def chunk(number: int) -> list[Any]:
         copy = partial(queue.add, lambda: batches.append(f"copy {number}"))
-        words = [partial(queue.add_batch, lambda word=word: [f"{word} {number}"]) for word in ("wait", "flag")]
+        words = [partial(queue.add_batch, parts=[lambda word=word: [f"{word} {number}"]]) for word in ("wait", "flag")]
         return [queue.hold, queue.start, words[0], copy, words[1]]
 
     launches = [*chunk(0), *chunk(1), grid := partial(batches.append, "grid"), *chunk(2), queue.join]

@@ -57,7 +57,7 @@ class CopyQueue:
                 done.clear()
             last = kept[-1] if kept else None
             if isinstance(launch, partial) and isinstance(last, partial) and launch.func == last.func == self.add_batch:
-                kept[-1] = partial(self.add_batch, *last.args, *launch.args)
+                kept[-1] = partial(self.add_batch, parts=[*last.keywords["parts"], *launch.keywords["parts"]])
             else:
                 kept.append(launch)
         return kept
@@ -74,7 +74,7 @@ class CopyQueue:
         else:
             self._held.append(launch)
 
-    def add_batch(self, *parts: Callable[[], Sequence[WordWrite | WaitCondition]]) -> None:
+    def add_batch(self, parts: Sequence[Callable[[], Sequence[WordWrite | WaitCondition]]]) -> None:
         """Add a batch of memory operations, which are made when it is added to the stream."""
         self.add(lambda: stream_memory.add(self.stream, *(each for part in parts for each in part())))
 

@@ -60,7 +60,7 @@ def wait_before(
         tensor, index = flag.tensor(at), flag.index(at)
         awaited = WaitCondition(word_of(tensor, index, step), condition.compare, at.evaluate(condition.value))
         place = QueueWait(site, _flat(index, tensor.shape), awaited)
-        return partial(queue.add_batch, lambda: context.guard.watch.wait(place))
+        return partial(queue.add_batch, parts=[lambda: context.guard.watch.wait(place)])
 
     return wait
 
@@ -90,7 +90,7 @@ def moved_to(
 
 def told(queue: CopyQueue, word: Word, value: int) -> StreamWork:
     """A write of a flag on a queue."""
-    return partial(queue.add_batch, lambda: [WordWrite(word, value)])
+    return partial(queue.add_batch, parts=[lambda: [WordWrite(word, value)]])
 
 
 def exchange(
