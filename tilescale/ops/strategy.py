@@ -213,8 +213,8 @@ def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
         if parts == 1:
             return begins + gathered(travel, chunk, work, begin=first, kept=False)
         return begins + sliced(travel, parts, work, first)
-    group = min(in_parts(tiles, job.rows).group_rows, job.rows)
-    return begins + reduced(travel, group, work, everywhere=False, behind=False)
+    together = max(in_parts(tiles, job.rows).group * tiles.m // CHUNK, 1)
+    return begins + reduced(travel, chunk, work, everywhere=False, behind=False, together=together)
 
 
 def _through_tiles(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
