@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Pages of measured times have the tables of the committed results; `UPDATE_DOCS=1` with these tests writes them."""
 
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from docs.figures import distributions, model_tables, tables
+from docs.figures.charts import measured
 from tests.page_tables import compare_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -70,7 +69,7 @@ def test_tables_are_those_of_the_results(page: str):
 )
 def test_models_of_the_first_screen(result: str, work: str, shape: list[int], ours: str, text: str):
     """The times on two GPUs, compared with layers compiled by PyTorch."""
-    bfloat16 = [row for row in rows_of(result) if (row["dtype"], row.get("gpus", 2)) == ("bfloat16", 2)]
+    bfloat16 = [row for row in measured(result)["rows"] if (row["dtype"], row.get("gpus", 2)) == ("bfloat16", 2)]
     # Rows of a decode step come first in CUDA graphs, then eagerly.
     times = {row["contender"]: row["us"] for row in bfloat16[::-1] if (row["work"], row["shape"]) == (work, shape)}
     scale = 1000 if " ms " in text else 1
@@ -99,7 +98,7 @@ def test_sentences_on_eager_collectives():
     """The range of the ratios to NCCL up to 4 MiB, where the host is the limit, and the largest of all sizes."""
     ratios = {
         (row["work"], 2 * row["shape"][0] * row["shape"][1]): row["ratio"]
-        for row in rows_of("new_results")
+        for row in measured("new_results")["rows"]
         if (row["mode"], row["contender"]) == ("eager", "tilescale")
     }
     small = [ratio for (_, size), ratio in ratios.items() if size <= 4 << 20]
@@ -110,7 +109,7 @@ def test_sentences_on_eager_collectives():
 
 def test_targets_of_decode_and_few_rows():
     """Time over half of one GPU's, and over the best of NCCL and symm_mem from 1 to 256 rows."""
-    rows = rows_of("operators")
+    rows = measured("operators")["rows"]
 
     def times(work: str, first: int) -> dict[str, float]:
         form = work, first, "graph"
@@ -123,10 +122,6 @@ def test_targets_of_decode_and_few_rows():
         of = times("gemm_ar", few)
         ratios.append(of["tilescale"] / min(us for name, us in of.items() if name.startswith(("nccl", "symm_mem"))))
     assert f"From 1 to 256 rows a GEMM and all-reduce takes {min(ratios):.2f} to {max(ratios):.2f}" in page("how-fast")
-
-
-def rows_of(name: str) -> list[dict[str, Any]]:
-    return json.loads((DOCS.parent / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))["rows"]
 
 
 def page(name: str) -> str:
