@@ -32,4 +32,3 @@ void *PyLong_AsVoidPtr(PyObject *);
 void PyErr_SetString(PyObject *, const char *);
 extern PyObject *PyExc_RuntimeError;
 void PyErr_Clear(void), PyErr_Fetch(PyObject **, PyObject **, PyObject **), PyErr_Restore(PyObject *, PyObject *, PyObject *);
-

@@ -71,7 +71,7 @@ def _joined(replays: Sequence[GraphReplay]) -> ReplayGraph | None:
 
 
 def _new(replays: Sequence[GraphReplay]) -> ReplayGraph:
-    graph = JoinedGraph([replay.captured for replay in replays])
+    graph = JoinedGraph([replay.handle for replay in replays])
     given = [number for replay in replays for number in replay.given]
     whole = ReplayGraph(graph.executable, given, b"".join(replay.graph.kinds for replay in replays), graph)
     nodes, known, pairs, first = [], [], [], 0

@@ -85,7 +85,7 @@ class GraphReplay:
         """Instantiate a captured graph; nothing runs yet. `pool`: PyTorch's handle of memory for further captures."""
         self._graph, self._pool = graph, pool
         self._graph.instantiate()
-        self._nodes, self._kinds = nodes_of(self._graph.raw_cuda_graph()), kinds
+        self._nodes, self._kinds = nodes_of(self.handle), kinds
         self._sites: list[set[ArgumentSite]] = [set() for _ in self._nodes]
         self._known: set[int] = set()  # positions whose sites are known
         self._is_fixed = False
@@ -93,7 +93,7 @@ class GraphReplay:
         self.graph = ReplayGraph(_executable(self._graph), self.given, bytes(map(_code, kinds)), self._graph)
 
     @property
-    def captured(self) -> int:
+    def handle(self) -> int:
         """The driver's handle of the captured graph."""
         return int(self._graph.raw_cuda_graph())
 
