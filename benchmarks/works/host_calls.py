@@ -140,7 +140,7 @@ def _backward_of_all(call: Call, every: list[list[torch.Tensor]], calls: int) ->
 
 
 def _results(call: Call, every: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Results with gradients of their inputs to be made, and their own gradients."""
+    """Results of all calls, whose inputs have no gradients yet, and the gradients of the results."""
     results = [call(*given) for given in every]
     for x in (x for given in every for x in given):
         x.grad = None

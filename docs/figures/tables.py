@@ -166,7 +166,7 @@ HOST_MODES = {"without gradients": "", "forward": " forward", "backward": " back
 
 
 def host_times() -> str:
-    """Microseconds of a call on the host: PyTorch's, and ours."""
+    """Microseconds of a call on the host: ours, and PyTorch's; its own works have one number."""
     found = {(row["work"], *row["shape"], row["contender"]): row["us"] for row in measured("host_time")["rows"]}
     lines = []
     for work, *extents in dict.fromkeys(key[:-1] for key in found if key[0] in HOST_WORKS):
