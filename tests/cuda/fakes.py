@@ -19,8 +19,8 @@ from tilelang_core.lru import LruCache
 from tilescale.backends.cuda.running import (
     call_table,
     execute,
-    gemm_graph,
     joined_graphs,
+    gemm_graph,
     native,
     plans,
     recording,
@@ -52,6 +52,10 @@ def record_on_cpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(repeated, "uses_gpus", lambda: True)
     patch.setattr(recording, "GEMMS", {})
     patch.setattr(call_table._python(), "device_type", CPU)
+
+
+CONSTANT = "rows"
+"""Name of a launch whose node the driver does not update."""
 
 
 class Heap:
@@ -269,7 +273,7 @@ def node(entry: Any) -> CapturedNode:
     """A launch as the node of a graph: tensors by their places."""
     name, *passed = (entry,) if isinstance(entry, str) else entry
     blocks = [ctypes.create_string_buffer(data, len(data)) for data in map(_passed, passed)]
-    return CapturedNode((name, *map(len, blocks)), blocks)
+    return CapturedNode((name, *map(len, blocks)), blocks, is_constant=name == CONSTANT)
 
 
 def _passed(x: Any) -> bytes:

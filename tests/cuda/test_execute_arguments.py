@@ -11,7 +11,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.cuda.fakes import Device
-from tests.cuda.test_execute_calls import put
+from tests.cuda.test_execute_calls import put, scaled
 from tests.cuda.test_where_devices_synchronize import on_tensors, reduced
 from tilescale.backends.cuda.running.plans import CallPlans
 from tilescale.errors import ArgumentError
@@ -115,3 +115,24 @@ def test_what_no_program_takes_has_no_form():
         assert told([torch.zeros(3), wrong]) is None
     for right_ in (None, 1, 1.5, True, np.int64(3)):
         assert hash(told([torch.zeros(3), right_]))
+
+
+def test_a_copy_stands_for_an_argument_of_the_calls_of_a_graph(device: Device):
+    own = device.program(scaled())
+    x, passed = torch.ones(64, 64), []
+    device.on_launch = lambda name, *args: passed.append(args[-1].mul_(3))
+    for step in own._bind([x, 0], {0}):
+        step()
+    assert x.eq(27).all() and len({made.data_ptr() for made in passed} - {x.data_ptr()}) == 1
+
+
+def test_copies_of_arguments_of_one_size_have_one_address(device: Device):
+    """Graphs are bound to it: larger arguments change nothing."""
+    memory, x = device.program(scaled()).memory, torch.zeros(64, 64)
+    small, same, halves = (memory.copy_of(0, t) for t in (x[:8], x[:3], x[:4].bfloat16()))
+    assert (same.shape, halves.shape, halves.dtype) == ((3, 64), (4, 64), torch.bfloat16)
+    large, twice, other = memory.copy_of(0, x[:9]), memory.copy_of(0, x[:16]), memory.copy_of(1, x[:3])
+    assert large.data_ptr() == twice.data_ptr() and large.shape == (9, 64)
+    again = memory.copy_of(0, x[:8])
+    assert small.data_ptr() == same.data_ptr() == halves.data_ptr() == again.data_ptr()
+    assert len({small.data_ptr(), large.data_ptr(), other.data_ptr()}) == 3

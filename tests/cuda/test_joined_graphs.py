@@ -35,7 +35,7 @@ def moved(device: Device, name: str, count: int, times: int = 1) -> GraphReplay:
     made = GraphReplay(replay.captured(launches(device, name, given)), given, [NBYTES] * count)
     for number in range(times):
         at = places((number + 1) * 2 * count, count)
-        assert made.launch(at, lambda: launches(device, name, at), 0)  # noqa: B023
+        assert made.launch(at, lambda stand_ins: launches(device, name, at), 0)  # noqa: B023
     return made
 
 
@@ -88,7 +88,7 @@ def test_arguments_that_a_graph_has_not_seen_move_do_not_move(device: Device):
     (step,) = joined_steps([part(still), part(other, 1)])
     assert launched(device, step, (*still.given, *places(30, 1))) == [list(still.given), list(places(30, 1))]
     assert launched(device, step, places(30, 2)) is None
-    assert still.launch(places(60, 1), lambda: launches(device, "still", places(60, 1)), 0)
+    assert still.launch(places(60, 1), lambda stand_ins: launches(device, "still", places(60, 1)), 0)
     (again,) = joined_steps([part(still), part(other, 1)])
     assert launched(device, again, places(80, 2)) == [[place] for place in places(80, 2)], "a later record may move it"
 

@@ -76,8 +76,8 @@ def test_calls_without_work_make_no_graph(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tilescale.backends.cuda.running.plans.captured", lambda launches: launches)
     plan, copy = CallPlan([4, 4], can_repeat=True), lambda: None
     for _ in range(LAUNCHED_BEFORE + 3):
-        plan.launch((1, 1), lambda: [], 0)
+        plan.launch((1, 1), lambda stand_ins: [], 0)
     assert captured == []
-    plan.launch((1, 2), lambda: [copy], 0)
-    plan.launch((1, 1), lambda: [], 0)
+    plan.launch((1, 2), lambda stand_ins: [copy], 0)
+    plan.launch((1, 1), lambda stand_ins: [], 0)
     assert captured == [([copy], (1, 2))]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cuda.fakes import Device
+from tests.cuda.fakes import CONSTANT, Device
 from tilescale.backends.cuda.running import replay
 from tilescale.backends.cuda.running.replay import ArgumentKind, ArgumentPair, Arguments, GraphReplay, _code, kinds_of
 
@@ -39,7 +40,7 @@ class Calls:
 
     def replayed(self, *given: Any) -> list[int] | None:
         """Arguments of the kernel in the next call; None if the graph does not support it."""
-        if not self.graph.launch(given, lambda: self._launches(given), 0):
+        if not self.graph.launch(given, lambda stand_ins: self._launches(given), 0):
             return None
         (passed,) = self._device.replayed[-1]
         return passed
@@ -107,6 +108,49 @@ def test_a_graph_that_the_driver_refuses_to_set_serves_nobody(device: Device):
     assert calls.replayed(FIRST) == [FIRST]
     device.refuses = True
     assert calls.replayed(SECOND) is None and calls.replayed(FIRST) is None, "it may be set in part"
+
+
+STAND_IN = 0x7000_0010_0000
+
+
+def rows_of(device: Device, x: int, y: int) -> Callable[[Container[int]], list[Any]]:
+    """A call that copies rows of x, which may have a stand-in, then launches a kernel on both tensors."""
+
+    def bind(stand_ins: Container[int]) -> list[Any]:
+        at = STAND_IN if 0 in stand_ins else x
+        copies = [("copied", x)] if 0 in stand_ins else []
+        return [partial(device._launched, *map(_passed, one)) for one in (*copies, (CONSTANT, at), ("kernel", at, y))]
+
+    return bind
+
+
+def _passed(x: Any) -> Any:
+    return pointer(x) if isinstance(x, int) else x
+
+
+def test_tensors_at_nodes_that_the_driver_does_not_update_have_stand_ins(device: Device):
+    first = rows_of(device, FIRST, THIRD)
+    made = GraphReplay(replay.captured(first(())), (FIRST, THIRD), [NBYTES, NBYTES])
+    assert made.launch((FIRST, THIRD), first, 0) and device.replayed[-1] == [[FIRST], [FIRST, THIRD]]
+    for captures, x, y in ((3, SECOND, THIRD), (4, THIRD, FIRST), (4, FIRST, SECOND), (4, SECOND, FIRST)):
+        assert made.launch((x, y), rows_of(device, x, y), 0)
+        assert device.replayed[-1] == [[x], [STAND_IN], [STAND_IN, y]]
+        assert len(device.graphs) == captures
+    assert made.given == (SECOND, THIRD)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_without_stand_ins_such_tensors_do_not_move(device: Device, together: bool):
+    """An argument that overlaps another one has none, as writes to that one would not reach it."""
+    places = [(x, x if together else THIRD) for x in (FIRST, SECOND, THIRD + NBYTES)]
+
+    def launched(at: tuple[int, int]) -> bool:
+        bind = rows_of(device, *at)
+        return made.launch(at, bind if together else lambda stand_ins: bind(()), 0)
+
+    made = GraphReplay(replay.captured(rows_of(device, *places[0])(())), places[0], [NBYTES, NBYTES])
+    launched(places[1])
+    assert not launched(places[2]) and launched(made.given), "it accepts what it was captured with"
 
 
 @pytest.mark.parametrize(

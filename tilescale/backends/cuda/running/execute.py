@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -381,14 +381,15 @@ class DeviceProgram:
         can_repeat, at_once = self.reads_at is None and not self.by_nccl, self.queue_waits and not self._is_loaded
         plan, self._is_loaded = CallPlan(kinds, can_repeat=can_repeat, at_once=at_once), True
         if passed is None:
-            return plan, (), lambda: launches
+            return plan, (), lambda replaced: launches
         self._plans.keep(passed.form, plan)
-        return plan, passed.given, lambda: launches
+        return plan, passed.given, lambda replaced: launches
 
-    def _bind(self, values: Sequence[Any]) -> list[StreamWork]:
-        """The launches of a call on these arguments. Collective where it needs new memory."""
+    def _bind(self, values: Sequence[Any], replaced: Collection[int] = ()) -> list[StreamWork]:
+        """The launches of a call on these arguments, those at some positions replaced by copies that stay. Collective
+        where it needs new memory."""
         known = bind(self.program, self.team.rank, values, self._open_sizes, self.device, self._written)
-        staged = self.memory.staged(values)
+        staged = {i: self.memory.copy_of(i, values[i]) for i in replaced} | self.memory.staged(values)
         given = [standing_for(x) for x in values]
         call = ProgramCall([staged.get(i, x) for i, x in enumerate(given)], known)
         self.memory.prepare(call)  # now: later this device may wait for a peer that waits for this memory

@@ -80,7 +80,7 @@ def gemm_graph(
             # kernel that sums parts of K two pointers to the host's stack as well, which it does not read.
             graph = captured(launches(moved), _pool())
             replay = _graphs[form] = GraphReplay(graph, tuple(x.data_ptr() for x in moved), kinds, _pool())
-        is_launched = replay.launch(tuple(places), lambda: launches(tensors), stream)
+        is_launched = replay.launch(tuple(places), lambda stand_ins: launches(tensors), stream)
     except (DeviceError, RuntimeError):
         return None
     return (replay, tensors) if is_launched else None

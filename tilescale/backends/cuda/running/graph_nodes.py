@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Nodes of captured CUDA graphs as bytes: arguments of kernels and copies, read and updated.
+"""Nodes of captured CUDA graphs as bytes: arguments of kernels, copies and fills, read and updated.
 
 Arguments of the kernels and one-dimensional copies of an instantiated graph can be updated; an enqueued replay keeps
-its arguments (CUDA driver API, cuGraphExecKernelNodeSetParams, cuGraphExecMemcpyNodeSetParams).
+its arguments (CUDA driver API, cuGraphExecKernelNodeSetParams, cuGraphExecMemcpyNodeSetParams). Those of copies of
+several rows cannot, by cuGraphExecUpdate neither.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _MOST_NODES = 4096
 
 _LAUNCH = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
 
-_FILL = ("dst", "pitch", "value", "elementSize", "width", "height")
+_FILL = ("pitch", "value", "elementSize", "width", "height")
 
 _COPY = (
     *("WidthInBytes", "Height", "Depth", "srcMemoryType", "dstMemoryType", "srcXInBytes", "srcY", "srcZ", "srcLOD"),
@@ -45,11 +46,12 @@ class CapturedNode:
 
     Attributes:
         same: the fixed properties, equal for interchangeable nodes.
-        blocks: the bytes of each parameter that can be updated; an update of an instantiated graph's node passes them.
+        blocks: the bytes of each parameter that may differ; an update of an instantiated graph's node passes them.
         handle: the driver's handle of the node.
         parameters: the address of the driver's structure of them.
         context: the context of a copy; 0 for a kernel.
         kept: objects that must live as long as the node.
+        is_constant: whether the driver does not update the node.
     """
 
     same: tuple[Any, ...]
@@ -58,6 +60,7 @@ class CapturedNode:
     parameters: int = 0
     context: int = 0
     kept: Any = None
+    is_constant: bool = False
 
 
 def nodes_of(graph: int) -> list[CapturedNode]:
@@ -133,17 +136,16 @@ def _asked_sizes(function: Any) -> list[int] | None:
 def _copy(handle: Any) -> CapturedNode:
     found = driver.call("cuGraphMemcpyNodeGetParams", handle)
     same = ("MEMCPY", *(int(getattr(found, name)) for name in _COPY))
-    places = int(found.dstDevice), int(found.srcDevice)
-    if found.Height > 1 or found.Depth > 1:  # it cannot be updated
-        return CapturedNode((*same, *places))
     first = found.getPtr()
     blocks = [(ctypes.c_char * 8).from_address(first + at) for at in (_TARGET, _SOURCE)]
-    return CapturedNode(same, blocks, int(handle), first, int(driver.call("cuCtxGetCurrent")), found)
+    context, is_constant = int(driver.call("cuCtxGetCurrent")), found.Height > 1 or found.Depth > 1
+    return CapturedNode(same, blocks, int(handle), first, context, found, is_constant)
 
 
 def _fill(handle: Any) -> CapturedNode:
     found = driver.call("cuGraphMemsetNodeGetParams", handle)
-    return CapturedNode(("MEMSET", *(int(getattr(found, name)) for name in _FILL)))
+    target = ctypes.create_string_buffer(int(found.dst).to_bytes(8, "little"), 8)
+    return CapturedNode(("MEMSET", *(int(getattr(found, name)) for name in _FILL)), [target], is_constant=True)
 
 
 _READ = {"KERNEL": _kernel, "MEMCPY": _copy, "MEMSET": _fill}

@@ -61,9 +61,9 @@ class _Flags(NamedTuple):
 
 
 class ProgramMemory:
-    """Workspaces, and symmetric stand-ins for tensors that peers reach and that are not symmetric.
+    """Workspaces, symmetric stand-ins for tensors that peers reach and that are not symmetric, and copies of arguments.
 
-    Both are kept between calls, for the last few shapes, and allocated by all ranks when a call has a new shape.
+    The first two are kept between calls, for the last few shapes. All ranks allocate them when a call has a new shape.
     `changed` is called when one is dropped, because calls bound to it are invalid. Tensors that the caller's graphs may
     have captured live as long as the program: a graph may be replayed at any time.
     """
@@ -75,6 +75,7 @@ class ProgramMemory:
         self._staged: dict[int, _LastFew[torch.Tensor]] = defaultdict(partial(_LastFew, changed))
         self._flags: _LastFew[_Flags] = _LastFew(changed)
         self._captured: dict[int, torch.Tensor] = {}  # by address
+        self._copies: dict[int, list[torch.Tensor]] = defaultdict(list)  # by position, small ones first
         launches, names = context.program.launches, context.program.workspace_names
         self._flag_names = {names[b.data] for launch in launches for b in launch.buffers if b.data in launch.flags}
 
@@ -154,6 +155,16 @@ class ProgramMemory:
             return self._context.heap.empty(tuple(tensor.shape), tensor.dtype)
 
         return self._staged[position].get(tuple(tensor.shape), make)
+
+    def copy_of(self, position: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory for a copy of an argument, at the same address for all tensors of a size."""
+        rooms = self._copies[position]
+        room = next((room for room in rooms if room.nbytes >= tensor.nbytes), None)
+        if room is None:
+            nbytes = max([tensor.nbytes, *(2 * room.nbytes for room in rooms[-1:])])
+            room = lasting(lambda: torch.empty(nbytes, dtype=torch.uint8, device=tensor.device))
+            rooms.append(room)
+        return room[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
     def digest(self, call: ProgramCall) -> int:
         """Digest of the facts that all ranks must agree on: addresses and shapes of the tensors that peers reach; of

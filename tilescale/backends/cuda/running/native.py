@@ -104,12 +104,17 @@ class ReplayGraph:
     def __init__(self, executable: int, given: Sequence[int], kinds: bytes, owner: Any):
         """`given` are the arguments at the capture, `owner` keeps the executable graph."""
         connect()
-        self.kinds, self._owner = kinds, owner
+        self.kinds, self._record = kinds, _Replay(kinds=kinds, given_count=len(given))
         self._wholes: weakref.WeakSet[ReplayGraph] = weakref.WeakSet()
-        self._given = (ctypes.c_int64 * len(given))(*given)
-        self._record = _Replay(executable=executable, given=self._given, kinds=kinds, given_count=len(given))
         self._launch, self.address = loaded_code().plain.launch, ctypes.addressof(self._record)
+        self.replace(executable, given, owner)
+
+    def replace(self, executable: int, given: Sequence[int], owner: Any) -> None:
+        """Be another graph of as many arguments. Graphs that this one is a part of are forgotten."""
+        self._given, self._owner = (ctypes.c_int64 * len(given))(*given), owner
+        self._record.executable, self._record.given = executable, self._given
         self.learn((), (), ())
+        self._forget_wholes()
 
     def learn(self, nodes: Sequence[ReplayNode], known: Iterable[int], pairs: Sequence[tuple[int, int]]) -> None:
         """Accept calls from now on that differ in the arguments at the `known` positions, but keep the distance of
@@ -142,6 +147,9 @@ class ReplayGraph:
     def forget(self) -> None:
         """Accept no more calls."""
         self._record.refused = 1
+        self._forget_wholes()
+
+    def _forget_wholes(self) -> None:
         for whole in self._wholes:
             whole.forget()
 

@@ -26,7 +26,7 @@ import torch
 from tilelang_core.lru import LruCache
 from tilescale.backends.cuda.running import driver
 from tilescale.backends.cuda.running.native import UNKNOWN, CallForms
-from tilescale.backends.cuda.running.replay import ArgumentKind, Arguments, GraphReplay, captured
+from tilescale.backends.cuda.running.replay import ArgumentKind, Arguments, Bind, GraphReplay, captured
 from tilescale.backends.cuda.running.steps import StreamWork, run
 from tilescale.comm.heap.tensors import extent
 
@@ -43,9 +43,6 @@ _OTHERS = (int, float, np.generic, NoneType)
 """Arguments of a call that are not tensors: numbers, and None for an unused tensor."""
 
 _NUMBERS = {int, float, bool, NoneType}
-
-Bind = Callable[[], list[StreamWork]]
-"""Binds a call; returns its launches."""
 
 
 class CallArguments(NamedTuple):
@@ -98,7 +95,7 @@ class CallPlan:
         at_places.launch(given, bind, stream)
 
     def _launches(self, given: Arguments, bind: Bind) -> list[StreamWork]:
-        return self._bound.made(given, bind)
+        return self._bound.made(given, lambda: bind(()))
 
 
 class CallPlans:

@@ -5,12 +5,15 @@ Addresses of tensors are in the arguments of kernels and copies: as pointers, in
 copies. Two captures, of calls with tensors at different addresses, show which bytes are addresses of arguments: the
 graph accepts other addresses if it differs from the second capture in nothing else. From then on a call with moved
 tensors costs the updates of some nodes of the graph, and nothing is bound, captured, or instantiated.
+
+The driver updates no copies of several rows, and no fills. Tensors at these have stand-ins, at fixed addresses, in a
+third capture.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +34,9 @@ _WORD = 8
 
 Arguments = tuple[Any, ...]
 """The arguments of a call: the address of each tensor, the value of each scalar of kernels; None for others."""
+
+Bind = Callable[[Collection[int]], list[StreamWork]]
+"""Binds a call; returns its launches. The tensors at the given positions have stand-ins."""
 
 ArgumentKind = int | np.dtype | None
 """Kind of an argument: the bytes of a tensor, or the type of a scalar."""
@@ -83,30 +89,34 @@ class GraphReplay:
         self, graph: torch.cuda.CUDAGraph, given: Arguments, kinds: Sequence[ArgumentKind], pool: Any = None
     ) -> None:
         """Instantiate a captured graph; nothing runs yet. `pool`: PyTorch's handle of memory for further captures."""
-        self._graph, self._pool = graph, pool
-        self._graph.instantiate()
-        self._nodes, self._kinds = nodes_of(self.handle), kinds
+        self._pool, self._kinds, self.given = pool, kinds, _encoded(given, kinds)
+        self._stand_ins: set[int] = set()  # positions of tensors that have one
+        self._is_fixed = False
+        self._instantiate(graph)
+        self.graph = ReplayGraph(_executable(graph), self.given, bytes(map(_code, kinds)), graph)
+
+    def _instantiate(self, graph: torch.cuda.CUDAGraph) -> None:
+        graph.instantiate()
+        self._graph = graph
+        self._nodes = nodes_of(self.handle)
         self._sites: list[set[ArgumentSite]] = [set() for _ in self._nodes]
         self._known: set[int] = set()  # positions whose sites are known
-        self._is_fixed = False
-        self.given = _encoded(given, kinds)
-        self.graph = ReplayGraph(_executable(self._graph), self.given, bytes(map(_code, kinds)), self._graph)
 
     @property
     def handle(self) -> int:
         """The driver's handle of the captured graph."""
         return int(self._graph.raw_cuda_graph())
 
-    def launch(self, given: Arguments, launches: Callable[[], Sequence[StreamWork]], stream: int) -> bool:
+    def launch(self, given: Arguments, bind: Bind, stream: int) -> bool:
         """Replay it on a stream for a call; False, and nothing done, if it does not accept the call.
 
-        PyTorch's replay also handles random numbers, and takes more time. `launches` binds the call; it is used for the
-        first call with moved tensors. Raises DeviceError: the launch fails.
+        PyTorch's replay also handles random numbers, and takes more time. `bind` is used for the first calls with moved
+        tensors. Raises DeviceError: the launch fails.
         """
         passed = _encoded(given, self._kinds)
         if self._launched(passed, stream):
             return True
-        return self._learn(passed, launches) and self._launched(passed, stream)
+        return self._learn(passed, bind) and self._launched(passed, stream)
 
     def _launched(self, passed: Arguments, stream: int) -> bool:
         status = self.graph.launch(passed, stream)
@@ -114,23 +124,37 @@ class GraphReplay:
             raise driver.refused("cuGraphLaunch", -status)
         return status != native.UNKNOWN
 
-    def _learn(self, passed: Arguments, launches: Callable[[], Sequence[StreamWork]]) -> bool:
+    def _learn(self, passed: Arguments, bind: Bind) -> bool:
         """Find the differences from the launches of another call; False if there is nothing new, or more than addresses
         and scalars differ."""
         was = self.graph.given
         changed = {i for i, (now, before) in enumerate(zip(passed, was, strict=True)) if now != before}
         if changed <= self._known or self._is_fixed or self.graph.refused:
             return False
-        again = captured(launches(), self._pool)  # its nodes live as long as it does
+        again = captured(bind(self._stand_ins), self._pool)  # its nodes live as long as it does
         two = ArgumentPair(was, passed, self._kinds)
         found = two.differences(self._nodes, nodes_of(again.raw_cuda_graph()))
         if found is None:
             self._is_fixed = True
             return False
+        pairs = zip(self._nodes, found, strict=True)
+        if held := {site.position for node, sites in pairs if node.is_constant for site in sites}:
+            return self._stand_in(held, two, bind)
         for sites, more in zip(self._sites, found, strict=True):
             sites.update(more)
         self._known |= changed | set(two.addresses)
         self.graph.learn(self.moving(self._nodes), self._known, two.together())
+        return True
+
+    def _stand_in(self, positions: set[int], two: ArgumentPair, bind: Bind) -> bool:
+        """Replace the graph by that of the other call with stand-ins for tensors; False if they cannot have any."""
+        if positions & (self._stand_ins | {i for pair in two.together() for i in pair}):
+            self._is_fixed = True
+            return False
+        self._stand_ins |= positions
+        self._instantiate(captured(bind(self._stand_ins), self._pool))
+        self.given = two.other
+        self.graph.replace(_executable(self._graph), two.other, self._graph)
         return True
 
     def moving(self, nodes: Sequence[CapturedNode], first: int = 0) -> list[native.ReplayNode]:
