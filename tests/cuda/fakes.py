@@ -20,7 +20,7 @@ from tilescale.backends.cuda.running import (
     call_table,
     execute,
     joined_graphs,
-    gemm_graph,
+    kernel_graph,
     native,
     plans,
     recording,
@@ -164,10 +164,10 @@ class Device:
         patch.setattr(execute.DeviceProgram, "device_code", lambda own, text: text.encode())
         patch.setattr(exchanges, "functions", self._functions)
         patch.setattr(exchanges, "launch", lambda name, *args: lambda: self._launched(name, *args))
-        for module in replay, plans, gemm_graph:
+        for module in replay, plans, kernel_graph:
             patch.setattr(module, "captured", self._captured)
-        patch.setattr(gemm_graph, "_pool", lambda: None)
-        patch.setattr(gemm_graph, "_graphs", LruCache(gemm_graph.KEPT))
+        patch.setattr(kernel_graph, "_pool", lambda: None)
+        patch.setattr(kernel_graph, "_graphs", LruCache(kernel_graph.KEPT))
         patch.setattr(replay, "nodes_of", self._nodes_of)
         patch.setattr(joined_graphs, "JoinedGraph", self._joined)
         patch.setattr(joined_graphs, "_wholes", LruCache(joined_graphs.KEPT))

@@ -45,7 +45,7 @@ class Block(nn.Module):
 def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Kernel]]:
     """Kernels whose compilation begins, on a computer that compiles them for this device."""
     found: list[Kernel] = []
-    for cache in (kept._kept, kept._kept_local):
+    for cache in (kept._kept, kept.local_kernel):
         cache.cache_clear()
     monkeypatch.setattr(early_kernels, "_is_on_gpu", lambda layer: layer.weight.dtype is not torch.float32)
     monkeypatch.setattr(ahead.backends, "compiles", lambda: True)

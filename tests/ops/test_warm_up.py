@@ -23,7 +23,7 @@ from tilescale.settings import settings
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TILESCALE_EMULATE", "1")
     settings.cache_clear()
-    for cache in (kept._kept, kept._kept_local):
+    for cache in (kept._kept, kept.local_kernel):
         cache.cache_clear()
     yield
     settings.cache_clear()

@@ -56,6 +56,8 @@ class DeviceServices:
 
     Attributes:
         repeated: records calls of a function; given a `Noted` function, also calls for autograd to see.
+        call_kernel: calls a kernel of the device alone, its first argument, with the others. A call that is recorded
+            has it as a part: PyTorch does not show it.
         not_recorded: marks the current call as one that cannot be recorded.
         recorders: number of active PyTorch modes that record calls.
         memory_replaced: says that memory was replaced to which records refer by address.
@@ -69,6 +71,7 @@ class DeviceServices:
     """
 
     repeated: Callable[..., RepeatedCalls]
+    call_kernel: Callable[..., None]
     not_recorded: Callable[[], None]
     recorders: Callable[[], int]
     memory_replaced: Callable[[], None]

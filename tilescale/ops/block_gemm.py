@@ -13,7 +13,7 @@ import torch
 import tilescale.language as T
 from tilescale.ops.arguments import BLOCK, dense
 from tilescale.ops.grouped_float8 import scaled_program
-from tilescale.ops.kernels import local_kernel
+from tilescale.ops.kernels import call_local, local_kernel
 from tilescale.ops.layout import dtype_of, more_rows
 from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.products import COPIES, TILINGS, GemmSpec, GemmTiling, multiply, rescale
@@ -43,7 +43,8 @@ def block_product(
     rows = -(-M // ALIGN) * ALIGN
     owners, made = of_a.new_zeros(rows // ALIGN, dtype=torch.int32), a.new_empty(rows, N, dtype=torch.bfloat16)
     given = more_rows(dense(a).view(torch.uint8), rows).view(a.dtype), more_rows(of_a, rows).t().contiguous()
-    local_kernel(scaled_program, N, K, K, dtype_of(a))(*given, dense(b.t())[None], of_b[None], owners, made)
+    kernel = local_kernel(scaled_program, N, K, K, dtype_of(a))
+    call_local(kernel, *given, dense(b.t())[None], of_b[None], owners, made)
     return made[:M] if bias is None else made[:M] + bias
 
 

@@ -16,7 +16,7 @@ import tilescale.language as T
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import MULTIPLE
-from tilescale.ops.kernels import local_kernel
+from tilescale.ops.kernels import call_local, local_kernel
 from tilescale.ops.layout import adjacent, dtype_of
 from tilescale.ops.products import DEPTH, RESULT_BYTES, GemmSpec, GemmTiling, smem_room
 from tilescale.runtime.ahead import also_needed
@@ -70,7 +70,7 @@ def few_rows_products(x: torch.Tensor, weights: list[torch.Tensor]) -> list[torc
     how = widths, x.shape[1], dtype_of(x)
     also_needed(_local, HEIGHTS, *how)
     made, nothing = x.new_empty(count * len(whole)), whole.view(-1)[:1]
-    _local((count,), *how)[0](x[None], whole, nothing, nothing.view(1, 1), nothing, made)
+    call_local(_local((count,), *how)[0], x[None], whole, nothing, nothing.view(1, 1), nothing, made)
     ends = [0, *accumulate(count * width for width in widths)]
     return [made[begin:end].view(count, -1) for begin, end in pairwise(ends)]
 

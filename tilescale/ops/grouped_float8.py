@@ -17,7 +17,7 @@ import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import check_tensor, dense, two_scales
 from tilescale.ops.float8_wire import GROUP, quantize
-from tilescale.ops.kernels import local_kernel
+from tilescale.ops.kernels import call_local, local_kernel
 from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.operator import operator
 from tilescale.ops.products import launch, swiglu
@@ -62,7 +62,7 @@ def _scaled(
     result = x.new_empty(x.shape[0], N, dtype=torch.bfloat16)
     wide = _wide(x)
     made = local_kernel(scaled_program, N, K, wide.shape[1])
-    made(wide, of_x.t().contiguous(), b.mT, of_b.mT.contiguous(), owners, result)
+    call_local(made, wide, of_x.t().contiguous(), b.mT, of_b.mT.contiguous(), owners, result)
     return result
 
 

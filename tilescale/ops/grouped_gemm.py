@@ -13,7 +13,7 @@ import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import MULTIPLE, PRODUCTS, as_autocast, check_tensor, dense
 from tilescale.ops.grouped_float8 import scaled_matmul
-from tilescale.ops.kernels import local_kernel
+from tilescale.ops.kernels import call_local, local_kernel
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.moe_route import Routing, check_routing
 from tilescale.ops.moe_tables import ALIGN
@@ -81,7 +81,7 @@ def _operator(
     is_transposed = b.mT.is_contiguous() and not b.is_contiguous()
     result = x.new_empty(x.shape[0], b.shape[2])
     made = local_kernel(program, 0, b.shape[2], b.shape[1], dtype_of(x), is_transposed, at_once())
-    made(dense(x), dense(b.mT if is_transposed else b), owners, used, result)
+    call_local(made, dense(x), dense(b.mT if is_transposed else b), owners, used, result)
     return result
 
 
@@ -90,7 +90,7 @@ def _outer(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tens
     """For each expert the transpose of its rows of x times its rows of y."""
     result = x.new_empty(counts.shape[0], x.shape[1], y.shape[1])
     made = local_kernel(outer_program, 0, counts.shape[0], x.shape[1], y.shape[1], dtype_of(x))
-    made(dense(x), dense(y), counts, result)
+    call_local(made, dense(x), dense(y), counts, result)
     return result
 
 

@@ -74,12 +74,12 @@ def one_of(choice: Callable[[Any], Choice], taken: Any, variants: Iterable[Any])
     return kernel(*choice(taken))
 
 
-def local_kernel(build: Callable[..., Any], *given: Any) -> Kernel:
-    """The kernel of `build(*given)`, a program of one device that each rank calls for itself."""
-    device_services().not_recorded()  # TileLang's plain launches need no notification of other ranks
-    return _kept_local(build, given)
-
-
 @cache
-def _kept_local(build: Callable[..., Any], given: tuple[Any, ...]) -> Kernel:
+def local_kernel(build: Callable[..., Any], *given: Any) -> Kernel:
+    """The kernel of `build(*given)`, a program of one device that each rank calls for itself, by `call_local`."""
     return compile_program(build(*given), schedule="sequential")
+
+
+def call_local(kernel: Kernel, *given: Any) -> None:
+    """Call the kernel of a program of one device."""
+    device_services().call_kernel(kernel, *given)

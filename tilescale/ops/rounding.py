@@ -16,7 +16,7 @@ import torch
 import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import BLOCK, dense
-from tilescale.ops.kernels import local_kernel
+from tilescale.ops.kernels import call_local, local_kernel
 from tilescale.ops.layout import dtype_name
 
 LEAST = 0x2B8CBCCC
@@ -84,11 +84,11 @@ def rounded_rows(x: torch.Tensor, kind: torch.dtype, scaling: str) -> tuple[torc
     if scaling == "rowwise" and not across:
         if columns > ROW_HELD * MOST_THREADS:
             raise ArgumentError(f"a row has {columns} numbers", hint=f"supported: {ROW_HELD * MOST_THREADS}")
-        local_kernel(rows_program, columns, to)(given, made, scales)
+        call_local(local_kernel(rows_program, columns, to), given, made, scales)
         return made, scales
     peaks = x.new_zeros(rows if scaling == "rowwise" else 1, dtype=torch.int32)
     extents = len(given) if across else None, given.shape[1]
-    local_kernel(tiles_program, *extents, to, across, scaling == "rowwise")(given, peaks, made, scales)
+    call_local(local_kernel(tiles_program, *extents, to, across, scaling == "rowwise"), given, peaks, made, scales)
     return made, scales
 
 
@@ -113,7 +113,7 @@ def rounded_squares(x: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, t
     )
     across = not x.is_contiguous() and x.t().is_contiguous()
     given = dense(x.t() if across else x).view(torch.int16)
-    local_kernel(squares_program, given.shape[1], dtype_name(kind), across)(given, made, scales)
+    call_local(local_kernel(squares_program, given.shape[1], dtype_name(kind), across), given, made, scales)
     return made, scales
 
 

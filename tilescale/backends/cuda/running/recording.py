@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._C._dynamo.guards import _empty_strided_cuda, _reinterpret_tensor  # type: ignore[attr-defined]
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilescale.backends.cuda.running import driver
@@ -32,6 +33,7 @@ from tilescale.backends.cuda.running.call_table import (
 )
 from tilescale.backends.cuda.running.gemm_graph import GEMMS, gemm_graph, gemm_settings
 from tilescale.backends.cuda.running.joined_graphs import PartLaunch, joined_steps
+from tilescale.backends.cuda.running.kernel_graph import KernelLaunch, kernel_graph
 from tilescale.backends.cuda.running.native import PLACES, ReplayRecord, ReplaySource, ReplayStep
 from tilescale.backends.cuda.running.plans import span
 from tilescale.backends.cuda.running.replay import GraphReplay
@@ -150,15 +152,25 @@ class Recording(TorchDispatchMode):
             self._tensors += results
             self._spans += map(span, results)
         if gemm is not None:
-            self._multiplied(*gemm)
+            self._launched(gemm)
+            self._has_gemms = True
         return made
 
-    def _multiplied(self, replay: GraphReplay, tensors: Sequence[torch.Tensor]) -> None:
-        """Record the launch of a GEMM of PyTorch's."""
+    def called(self, kernel: Callable[..., Any], given: Sequence[Any]) -> None:
+        """Launch a kernel of this device alone, and record that."""
+        with no_dispatch():
+            launch = kernel_graph(kernel, kernel, given) if self._is_complete else None
+            if launch is None:
+                kernel(*given)
+        if launch is None:
+            return self.fail()
+        self._launched(launch)
+
+    def _launched(self, launch: KernelLaunch) -> None:
+        replay, tensors = launch
         sources = [self._source(x.data_ptr()) for x in tensors]
         self._steps.append(PartLaunch(replay, sources))
         self._constants += [x for x, source in zip(tensors, sources, strict=True) if source.tensor < 0]
-        self._has_gemms = True
 
     def _elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation, at another address than PyTorch would choose: programs learn from calls with

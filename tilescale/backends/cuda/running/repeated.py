@@ -125,6 +125,15 @@ def not_recorded() -> None:
         recording.fail()
 
 
+def call_kernel(kernel: Callable[..., Any], *given: Any) -> None:
+    """Call a kernel of this device alone; a call that is recorded has it as a part."""
+    recording = current_recording()
+    if recording is None:
+        kernel(*given)
+    else:
+        recording.called(kernel, given)
+
+
 def recorders() -> int:
     """Number of active PyTorch modes that belong to TileScale."""
     return int(current_recording() is not None)

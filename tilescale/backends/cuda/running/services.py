@@ -10,6 +10,7 @@ from tilescale.backends.tilelang import nvshmem_link
 
 SERVICES = DeviceServices(
     repeated=repeated.RecordedCalls,
+    call_kernel=repeated.call_kernel,
     not_recorded=repeated.not_recorded,
     recorders=repeated.recorders,
     memory_replaced=recorded_memory.replaced,
