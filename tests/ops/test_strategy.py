@@ -249,14 +249,28 @@ def test_between_nodes_nothing_waits_in_a_grid():
         assert not strategy.overlaps(job("all_gather", 16384, 8192, 3584), SimpleNamespace(size=16))
 
 
-@pytest.mark.parametrize(("rows", "N", "K", "us"), [(1106, 5376, 2048, 139.2), (1452, 5376, 2048, 140.6)])
-def test_chunks_of_a_group_of_tiles_leave_when_the_group_is_complete(rows: int, N: int, K: int, us: float):
-    """More rows than a group has: its two chunks leave together, later than the only one of a half group would."""
+@pytest.mark.parametrize(("rows", "N", "K"), [(1106, 5376, 2048), (1452, 5376, 2048), (2048, 4096, 2048)])
+def test_a_group_of_tiles_leaves_when_it_is_complete(rows: int, N: int, K: int):
+    """More rows than a group has: what is left is a chunk, too."""
     machine = Machine.load("h200-sxm-8")
     with use_machine(machine):
         estimated = strategy.overlapped(machine, job("reduce_scatter", 2 * rows, N, K), 2) * 1e6
         assert estimated == pytest.approx(simulated(rows, N, K), rel=0.05)
-    assert estimated == pytest.approx(us, rel=0.05)
+
+
+SENT_IN_GROUPS = [
+    *((4096, 4096, 2048, 108.9), (6950, 4096, 2048, 183.5), (1980, 4096, 2048, 83.4), (8192, 4096, 3072, 291.8)),
+    *((2618, 5120, 8704, 368.7), (3732, 5120, 8704, 489.1), (4096, 4096, 7168, 318.8)),
+]
+"""M x N x K, and microseconds on two H200, means of two medians (docs/notes/gemm-experiments.md)."""
+
+
+@pytest.mark.parametrize(("M", "N", "K", "us"), SENT_IN_GROUPS)
+def test_estimates_of_chunks_that_are_groups_of_tiles(M: int, N: int, K: int, us: float):
+    machine = Machine.load("h200-sxm-8")
+    with use_machine(machine):
+        estimated = strategy.overlapped(machine, job("reduce_scatter", M, N, K), 2) * 1e6
+    assert estimated == pytest.approx(us, rel=0.12)
 
 
 @pytest.mark.parametrize(

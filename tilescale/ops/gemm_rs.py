@@ -26,7 +26,6 @@ from tilescale.ops.layout import room_for
 from tilescale.ops.operator import operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import (
-    CHUNK,
     CHUNKS,
     ROWS,
     SCALED_TURNS,
@@ -164,7 +163,7 @@ def program(size: int, of: GemmSpec, blocks: int = 0) -> Any:
     each tile."""
     how = Move(
         *("reduce_scatter", ("parts", "C")),
-        chunk=CHUNK,
+        chunk=of.tiles.group_rows,
         carrier=QUEUE,
         adds=ACCUMULATORS,
         group=of.tiles.group,

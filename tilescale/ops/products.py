@@ -78,6 +78,11 @@ class GemmTiling:
         """Threads of a block: a warpgroup for each 64 rows."""
         return 2 * self.m
 
+    @property
+    def group_rows(self) -> int:
+        """Rows of a group of tiles, which are done at about the same time."""
+        return self.group * self.m
+
     def columns(self, N: int) -> int:
         """Columns of tiles of a result of N columns."""
         return -(-N // self.n)
@@ -266,7 +271,7 @@ def in_parts(tiles: GemmTiling, rows: int) -> GemmTiling:
 
     1024 rows of each of two H200, N 8192, K 3584: a product and its reduce-scatter take 193 us, as one group 219.
     """
-    is_one = rows > CHUNK and tiles.group * tiles.m >= rows
+    is_one = rows > CHUNK and tiles.group_rows >= rows
     return replace(tiles, group=tiles.group // 2) if is_one else tiles
 
 

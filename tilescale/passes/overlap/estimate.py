@@ -218,25 +218,19 @@ def exchanged(
     return float(read.done([own] * each + arrived)[-1])
 
 
-def reduced(
-    travel: RowTransport, chunk: int, work: TileWork, *, everywhere: bool, behind: bool, together: int = 1
-) -> float:
+def reduced(travel: RowTransport, chunk: int, work: TileWork, *, everywhere: bool, behind: bool) -> float:
     """Seconds until a grid is done that produces remote rows first, which are sent when they are complete, and then
     adds up the local ones chunk by chunk as they arrive; and until all units have the sums.
 
-    Args:
-        behind: whether a second grid adds up, after all tiles of the first.
-        together: chunks whose tiles are rasterized as one group, column after column: they are complete at its end.
+    `behind`: whether a second grid adds up, after all tiles of the first.
     """
     each = -(-travel.height // chunk)
     others = (travel.parts - 1) * each
     work = travel.held(work, everywhere) if travel.by_tiles else work
-    arrived = _gone(travel, chunk, _completed(travel, chunk, work, together)[:others])
+    arrived = _gone(travel, chunk, _completed(travel, chunk, work)[:others])
     # The last to send here is the unit after.
     add_up = _added_behind if behind else _added_where_made
     mine = arrived[others - each :] or [0.0] * each
-    if not behind:  # tiles of a group are of all its chunks
-        mine = [mine[min(first // together * together + together, each) - 1] for first in range(each)]
     own = add_up(travel, chunk, work, mine)
     if not everywhere:
         return own[-1]
@@ -264,10 +258,9 @@ def tiles_summed(machine: Machine, whole: CollectiveQuery, work: TileWork, tile:
     return machine.tensor_level.launch + arithmetic + a_wave + PASSED * (whole.nbytes or 0) / bandwidth_of(machine)
 
 
-def _completed(travel: RowTransport, chunk: int, work: TileWork, together: int) -> np.ndarray:
-    """When each chunk of each part is made: with the last tiles of its group of chunks."""
-    first = np.arange(-(-travel.height // chunk)) // together * together
-    ends = np.minimum((first + together) * chunk, travel.height)
+def _completed(travel: RowTransport, chunk: int, work: TileWork) -> np.ndarray:
+    """When each chunk of each part is made: with its last tiles."""
+    ends = np.cumsum(travel.cut(chunk))
     rows = np.add.outer(np.arange(travel.parts) * travel.height, ends).ravel()
     return work.done()[-(-rows * work.tiles // (travel.parts * travel.height)) - 1]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class TileWork:
             a last wave that is not full have more each.
         waits: seconds of a tile's latencies of the memory, which only tiles hide that read at the same time.
         each: tiles that are resident in a place at the same time, and share its arithmetic: they are done together.
+        faster: time that a tile saves by running alone, relative to one of a full wave: tiles share the unit's power.
     """
 
     tiles: int
@@ -47,6 +48,7 @@ class TileWork:
     streamed: float = 0.0
     waits: float = 0.0
     each: int = 1
+    faster: float = 0.0
 
     @classmethod
     def of(cls, use: TensorUse, uses: AccessMaps, level: str, added: int = 0) -> TileWork:
@@ -95,8 +97,13 @@ class TileWork:
             free = ends[first - self.resident : wave.stop - self.resident] if first else 0.0
             begin = np.maximum(there[wave], free)
             read[wave] = self._read(begin, np.max(read))
-            ends[wave] = np.maximum.reduce([self._shared(begin), read[wave], kept[wave]])
+            ends[wave] = np.maximum.reduce([self._in_wave(len(begin))._shared(begin), read[wave], kept[wave]])
         return np.maximum(ends, read + self.waits)
+
+    def _in_wave(self, count: int) -> TileWork:
+        """The same, in a wave of `count` tiles."""
+        is_full = count == self.resident
+        return self if is_full else replace(self, tile=self.tile * (1 - self.faster * (1 - count / self.resident)))
 
     def _shared(self, begin: np.ndarray) -> np.ndarray:
         """When tiles are done that are resident at once: those that share a place, and have begun, together."""
