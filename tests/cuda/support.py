@@ -50,6 +50,13 @@ def of_nvshmem(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(support, "settings", lambda: replace(settings(), heap="nvshmem"))
 
 
+def texts(func: Any, machine: str) -> list[str]:
+    """The checked CUDA text of each kernel of a traced function."""
+    with use_machine(machine):
+        made = _lowered_once(func, machine, support.settings())
+        return made.texts({}) if isinstance(made, support.DeviceLowered) else [made.source({})]
+
+
 def source(func: Any, machine: str = "h200-sxm-8") -> str:
     """The checked CUDA text of a traced function."""
     with use_machine(machine):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.cuda import cluster_programs, gated_programs, programs, thread_group_programs
-from tests.cuda.support import example_programs, source
+from tests.cuda.support import example_programs, texts
 from tests.cuda.thread_group_programs import CASES
-from tests.fuzz.together import joined, renamed
+from tests.fuzz.together import by_headers, joined, renamed
 from tests.language import programs as reference
 from tests.ops import expert_grids
 from tilelang_core import compile as stock
@@ -132,16 +132,17 @@ def test_text_compiles(machine: str, which: str):
     examples = {name: make for name, make in example_programs().items() if name in EXAMPLES[machine]}
     groups = {group.__name__: group for group in GROUPS[which]}
     made = groups if which == "others" else {**examples, **PROGRAMS, **groups}
-    texts: list[str] = []
+    every: list[str] = []
     lacking: set[str] = set()
     with use_machine(described):
         for name, make in made.items():
             try:
-                texts += [source(func, machine) for func in make()]
+                every += [text for func in make() for text in texts(func, machine)]
             except (UnknownLevelError, UsageError):
                 lacking.add(name)
     assert lacking == LACKS.get(machine, set())
-    _compile(joined([renamed(text, number) for number, text in enumerate(texts)]), target_for(described))
+    for alike in by_headers(renamed(text, number) for number, text in enumerate(every)):
+        _compile(joined(alike), target_for(described))
 
 
 def _compile(text: str, target: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from tests.fuzz.together import joined, kernels
+from tests.fuzz.together import headers, joined, kernels
 
 MOST = 12
 """Texts of one file."""
@@ -85,7 +85,8 @@ class SharedCompiler:
                 other = self._waiting.get_nowait()
             except queue.Empty:
                 return
-            if repr(other.options) != repr(first.options) or names & kernels(other.text):
+            is_alike = repr(other.options) == repr(first.options) and headers(other.text) == headers(first.text)
+            if not is_alike or names & kernels(other.text):
                 self._waiting.put(other)
                 return
             names |= kernels(other.text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 KERNEL = re.compile(r'^extern "C" __global__ void [^;]*? \{\n.*?^\}$', re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"(\w+_kernel)\(")
@@ -19,6 +19,19 @@ def kernels(text: str) -> set[str]:
 def renamed(text: str, number: int) -> str:
     """A text whose kernels have other names than those of texts with another number."""
     return _NAME.sub(rf"program{number}_\1(", text)
+
+
+def headers(text: str) -> frozenset[str]:
+    """Equal for texts that may be in one file: some define what headers of others do."""
+    return frozenset(re.findall(r"^#(?:include .*|define TILESCALE_WGMMA)", text, re.MULTILINE))
+
+
+def by_headers(texts: Iterable[str]) -> list[list[str]]:
+    """Texts by their headers."""
+    alike: dict[frozenset[str], list[str]] = {}
+    for text in texts:
+        alike.setdefault(headers(text), []).append(text)
+    return list(alike.values())
 
 
 def joined(texts: Sequence[str]) -> str:

@@ -193,7 +193,11 @@ class DeviceLowered:
         return [grid.kernel for grid in self.lowered.grids]
 
     def source(self, options: dict[str, Any]) -> str:
-        """The text: one kernel for each grid, checked.
+        """The text: one kernel for each grid, checked. Raises as `texts`."""
+        return "\n".join(self.texts(options))
+
+    def texts(self, options: dict[str, Any]) -> list[str]:
+        """The text of each kernel, as it is compiled.
 
         Raises:
             UnsupportedError: the machine names no CUDA target.
@@ -201,7 +205,7 @@ class DeviceLowered:
         """
         program, machine = self.lowered.program, self.lowered.target.machine
         target, configs = options.get("target") or target_for(machine), options.get("pass_configs")
-        return "\n".join(checked(kernel, program, machine, target, configs) for kernel in self.kernels)
+        return [checked(kernel, program, machine, target, configs) for kernel in self.kernels]
 
     def check_tiles(self) -> None:
         """Raise the errors of tiles that threads cannot share, as `source` does."""
