@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tilelang_core import ir, tl
@@ -44,18 +44,31 @@ class Formula:
     """A compiled expression and its constant properties.
 
     Attributes:
+        expr: the expression.
         variables: that it reads.
         divides: whether there is a quotient in it, whose rest is lost.
         function: its value, None if there is more in it than whole numbers. Raises ZeroDivisionError where the
             expression divides by zero.
+        constant: its value, if it reads no variables and has one.
     """
 
+    expr: ir.PrimExpr | int
     variables: frozenset[ir.Var]
     divides: bool
     function: Function | None
 
+    def __str__(self) -> str:
+        return str(self.expr)
+
+    @cached_property
+    def constant(self) -> int | None:
+        return None if self.variables else self._value({})
+
     def value(self, known: Mapping[ir.Var, float]) -> int | None:
         """Its value; None if it has no function, reads variables that are not known, or divides by zero."""
+        return self._value(known) if self.constant is None else self.constant
+
+    def _value(self, known: Mapping[ir.Var, float]) -> int | None:
         if self.function is None or not self.variables <= known.keys():
             return None
         try:
@@ -71,7 +84,7 @@ def formula(expr: ir.PrimExpr | int) -> Formula:
     except _Unsupported:
         function = None
     divides = not isinstance(expr, int) and ir.contains(expr, lambda node: isinstance(node, ir.FloorDiv))
-    return Formula(frozenset(map(one, ir.variables(expr))), divides, function)
+    return Formula(expr, frozenset(map(one, ir.variables(expr))), divides, function)
 
 
 @lru_cache(KEPT)

@@ -121,7 +121,7 @@ def test_a_copy_stands_for_an_argument_of_the_calls_of_a_graph(device: Device):
     own = device.program(scaled())
     x, passed = torch.ones(64, 64), []
     device.on_launch = lambda name, *args: passed.append(args[-1].mul_(3))
-    for step in own._bind([x, 0], {0}):
+    for step in own._bind(own._plan([x, 0])[0].known, [x, 0], {0}):
         step()
     assert x.eq(27).all() and len({made.data_ptr() for made in passed} - {x.data_ptr()}) == 1
 

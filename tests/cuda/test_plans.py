@@ -40,7 +40,7 @@ def test_no_plan_ends_while_a_graph_is_captured():
     plans = CallPlans(lambda: capturing)
 
     def keep() -> None:
-        plan = CallPlan([], can_repeat=True)
+        plan = CallPlan([], {}, can_repeat=True)
         kept.append(weakref.ref(plan))
         plans.keep((next(numbers),), plan)
 
@@ -74,7 +74,7 @@ def test_calls_without_work_make_no_graph(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr("tilescale.backends.cuda.running.plans.GraphReplay", Replay)
     monkeypatch.setattr("tilescale.backends.cuda.running.plans.captured", lambda launches: launches)
-    plan, copy = CallPlan([4, 4], can_repeat=True), lambda: None
+    plan, copy = CallPlan([4, 4], {}, can_repeat=True), lambda: None
     for _ in range(LAUNCHED_BEFORE + 3):
         plan.launch((1, 1), lambda stand_ins: [], 0)
     assert captured == []

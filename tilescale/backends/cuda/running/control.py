@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilelang_core.formulas import one
+from tilelang_core.formulas import formula, one
 from tilescale.backends.cuda.running.phases import TensorRegion
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork, run
@@ -24,7 +24,7 @@ class HostValue:
     def __init__(self, context: ProgramContext, expr: ir.PrimExpr, where: Location | None):
         self._context = context
         self._reads: list[tuple[ir.Var, TensorRegion]] = []
-        self._expr = tir.rewrite(ir.Evaluate(expr), enter=self._read).value
+        self._value = formula(tir.rewrite(ir.Evaluate(expr), enter=self._read).value)
         if self._reads:
             context.reads_at = where
 
@@ -49,7 +49,7 @@ class HostValue:
             self._context.synchronize()
         for var, part in self._reads:
             call.variables[var] = part.local(call).item()
-        return call.evaluate(self._expr)
+        return call.evaluate(self._value)
 
 
 def loop(context: ProgramContext, stmt: ir.For, body: CallStep, where: Location | None) -> CallStep:

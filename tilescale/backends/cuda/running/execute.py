@@ -28,7 +28,7 @@ from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.plans import Bind, CallPlan, CallPlans, standing_for
 from tilescale.backends.cuda.running.recording import ProgramState, current_recording, recorded_memory
 from tilescale.backends.cuda.running.replay import Arguments, kinds_of
-from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork, in_order
+from tilescale.backends.cuda.running.steps import CallStep, HostVariables, ProgramCall, StreamWork, in_order
 from tilescale.backends.cuda.running.stream_order import stream_order
 from tilescale.backends.cuda.running.sums import FlagSums
 from tilescale.backends.cuda.running.wait_guard import WaitGuard
@@ -51,7 +51,7 @@ from tilescale.comm.heap.group import HeapGroup
 from tilescale.errors import Location, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.passes.mod_analysis import written_parameters
-from tilescale.program.arguments import bind
+from tilescale.program.arguments import bind, scalar
 from tilescale.program.mesh import Mesh
 from tilescale.program.model import Control, Launch, Part, location
 from tilescale.program.model import Sequence as Parts
@@ -339,7 +339,7 @@ class DeviceProgram:
             self._order.begin(ordered)
         try:
             if plan is not None:
-                bind: Bind = partial(self._bind, values)
+                bind: Bind = partial(self._bind, plan.known, values)
             else:  # errors found here leave nothing half done
                 plan, given, bind = self._plan(values)
             try:
@@ -376,31 +376,31 @@ class DeviceProgram:
 
     def _plan(self, values: Sequence[Any]) -> tuple[CallPlan, Arguments, Bind]:
         """The plan of a new form, kept for later calls; with this call's arguments and launches."""
-        launches = self._bind(values)  # the values read by binding define the form
+        known = bind(self.program, self.team.rank, values, self._open_sizes, self.device, self._written)
+        launches = self._bind(known, values)  # the values read by binding define the form
         kinds, passed = kinds_of(self.program, values, self._plans.passed), self._plans.told(values)
         can_repeat, at_once = self.reads_at is None and not self.by_nccl, self.queue_waits and not self._is_loaded
-        plan, self._is_loaded = CallPlan(kinds, can_repeat=can_repeat, at_once=at_once), True
+        plan, self._is_loaded = CallPlan(kinds, known, can_repeat=can_repeat, at_once=at_once), True
         if passed is None:
             return plan, (), lambda replaced: launches
         self._plans.keep(passed.form, plan)
         return plan, passed.given, lambda replaced: launches
 
-    def _bind(self, values: Sequence[Any], replaced: Collection[int] = ()) -> list[StreamWork]:
-        """The launches of a call on these arguments, those at some positions replaced by copies that stay. Collective
-        where it needs new memory."""
-        known = bind(self.program, self.team.rank, values, self._open_sizes, self.device, self._written)
+    def _bind(self, known: HostVariables, values: Sequence[Any], replaced: Collection[int] = ()) -> list[StreamWork]:
+        """The launches of a call on these arguments, those at some positions replaced by copies that stay; `known` are
+        the variables of its form. Collective where it needs new memory."""
+        parameters = self.program.parameters
+        scalars = {parameters[i].var: scalar(parameters[i], values[i]) for i in self._plans.passed}
         staged = {i: self.memory.copy_of(i, values[i]) for i in replaced} | self.memory.staged(values)
         given = [standing_for(x) for x in values]
-        call = ProgramCall([staged.get(i, x) for i, x in enumerate(given)], known)
+        call = ProgramCall([staged.get(i, x) for i, x in enumerate(given)], {**known, **scalars})
         self.memory.prepare(call)  # now: later this device may wait for a peer that waits for this memory
         into: list[StreamWork] = [partial(copy.copy_, given[i]) for i, copy in staged.items()]
         out: list[StreamWork] = [partial(given[i].copy_, staged[i]) for i in sorted(self._written & staged.keys())]
         begin, end = self._around(call)
         launches = [*into, *begin, *self._steps(call), *end, *out]
-        if self.queue is not None:
-            launches = self.queue.batched(launches)
         self._tell_apart(call)
-        return launches
+        return launches if self.queue is None else self.queue.batched(launches)
 
     def _tell_apart(self, call: ProgramCall) -> None:
         """Let calls share a plan that differ only in scalars passed to kernels, not bound."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
+from tilelang_core.formulas import formula
 from tilescale.backends.cuda.running import occupancy
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import CallStep, KernelLaunch, ProgramCall, StreamWork
@@ -35,7 +36,7 @@ def grid_step(context: ProgramContext, grid: LoweredGrid) -> CallStep:
     for argument in lowered.arguments:
         if isinstance(argument, arg.KernelWorkspace):
             context.memory.declare(argument)
-    open_extents = [n for n in launch.grid if not ir.constant(n)]
+    open_extents = [formula(n) for n in launch.grid if not ir.constant(n)]
 
     def bind(call: ProgramCall) -> list[StreamWork]:
         if 0 in [call.known(n) for n in open_extents]:

@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from tilelang_core import ir
+from tilelang_core.formulas import Formula, formula
 from tilescale.backends.cuda.running.barrier_kernel import purpose
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import ProgramCall, StreamWork
@@ -71,6 +72,7 @@ class ProgramMemory:
     def __init__(self, context: ProgramContext, changed: Callable[[], None]):
         self._context = context
         self._declared: dict[str, arg.KernelWorkspace] = {}
+        self._shapes: dict[str, list[Formula]] = {}  # by name
         self._workspaces: dict[str, _LastFew[torch.Tensor]] = defaultdict(partial(_LastFew, changed))
         self._staged: dict[int, _LastFew[torch.Tensor]] = defaultdict(partial(_LastFew, changed))
         self._flags: _LastFew[_Flags] = _LastFew(changed)
@@ -81,7 +83,9 @@ class ProgramMemory:
 
     def declare(self, workspace: arg.KernelWorkspace) -> None:
         """A workspace that calls need."""
-        self._declared.setdefault(workspace.name, workspace)
+        if workspace.name not in self._declared:
+            self._declared[workspace.name] = workspace
+            self._shapes[workspace.name] = list(map(formula, workspace.shape))
 
     def tensor(self, workspace: arg.KernelWorkspace, call: ProgramCall) -> torch.Tensor:
         """A workspace's instance on this device, as allocated by `prepare` for such a call."""
@@ -91,7 +95,7 @@ class ProgramMemory:
         return self._workspaces[name][self._shape(name, call)]
 
     def _shape(self, name: str, call: ProgramCall) -> tuple[int, ...]:
-        return tuple(call.evaluate(n) for n in self._declared[name].shape)
+        return tuple(call.evaluate(n) for n in self._shapes[name])
 
     def _flag_shapes(self, call: ProgramCall) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return tuple((name, self._shape(name, call)) for name in self._declared if name in self._flag_names)

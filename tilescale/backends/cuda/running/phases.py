@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tilelang_core import ir, tl
-from tilelang_core.formulas import one
+from tilelang_core.formulas import formula, one
 from tilelang_core.tiles import Fill
 from tilescale.backends.cuda.running.collectives import LAUNCHERS, by_messages
 from tilescale.backends.cuda.running.collectives.setting import Operands, PlacedCollective
@@ -51,7 +51,7 @@ def host_step(context: ProgramContext, step: HostStep) -> CallStep:
 def _bind(context: ProgramContext, stmt: ir.Bind) -> CallStep:
     is_rank = ir.op_name(stmt.value) == ops.RANK.name
     rank = context.rank(Rank.of(stmt.value).level) if is_rank else None
-    var, value = one(stmt.var), stmt.value
+    var, value = one(stmt.var), formula(stmt.value)
 
     def bind(call: ProgramCall) -> list[StreamWork]:
         call.variables[var] = call.evaluate(value) if rank is None else rank
@@ -64,7 +64,8 @@ class TensorRegion:
     """A region of a tensor that a device phase names."""
 
     def __init__(self, context: ProgramContext, region: Any):
-        buffer, self.begins, self.extents = ir.region_parts(region)
+        buffer, begins, extents = ir.region_parts(region)
+        self.begins, self.extents = list(map(formula, begins)), list(map(formula, extents))
         self.name = buffer.name
         self.context = context
         self.position: int | None = None

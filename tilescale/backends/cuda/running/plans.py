@@ -27,7 +27,7 @@ from tilelang_core.lru import LruCache
 from tilescale.backends.cuda.running import driver
 from tilescale.backends.cuda.running.native import UNKNOWN, CallForms
 from tilescale.backends.cuda.running.replay import ArgumentKind, Arguments, Bind, GraphReplay, captured
-from tilescale.backends.cuda.running.steps import StreamWork, run
+from tilescale.backends.cuda.running.steps import HostVariables, StreamWork, run
 from tilescale.comm.heap.tensors import extent
 
 KEPT = 512
@@ -61,17 +61,20 @@ class CallPlan:
     """The launches of calls of one form.
 
     Attributes:
+        known: values of variables that follow from the form.
         replay: the graph that C launches for all calls of the form that it accepts; None while there is no graph.
     """
 
-    def __init__(self, kinds: Sequence[ArgumentKind], *, can_repeat: bool, at_once: bool = False):
+    def __init__(
+        self, kinds: Sequence[ArgumentKind], known: HostVariables, *, can_repeat: bool, at_once: bool = False
+    ) -> None:
         """Plan of calls with arguments of these kinds.
 
         Args:
             can_repeat: whether a graph is valid in each call, and may be kept: NCCL's groups can end.
             at_once: whether the first call should be a graph already, if it can.
         """
-        self._kinds, self.can_repeat = kinds, can_repeat
+        self._kinds, self.known, self.can_repeat = kinds, known, can_repeat
         self._calls = LAUNCHED_BEFORE if at_once else 0
         self.replay: GraphReplay | None = None
         self._bound: LruCache[Arguments, list[StreamWork]] = LruCache(KEPT)
@@ -91,7 +94,7 @@ class CallPlan:
             self._bound.clear()
         if self.replay.launch(given, bind, stream):
             return None
-        at_places = self._elsewhere.made(given, lambda: CallPlan(self._kinds, can_repeat=True))
+        at_places = self._elsewhere.made(given, lambda: CallPlan(self._kinds, self.known, can_repeat=True))
         at_places.launch(given, bind, stream)
 
     def _launches(self, given: Arguments, bind: Bind) -> list[StreamWork]:

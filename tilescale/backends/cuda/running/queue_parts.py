@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from tilelang_core.formulas import formula
 from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.phases import TensorRegion
@@ -50,6 +51,7 @@ def wait_before(
     if copy.after is None:
         return None
     condition, flag = copy.after, TensorRegion(context, copy.after.flag)
+    value = formula(condition.value)
     context.queue_waits = True
     flag.stays()
     what = f"T.copy(after={flag.name} {condition.compare})"
@@ -58,7 +60,7 @@ def wait_before(
 
     def wait(at: ProgramCall) -> StreamWork:
         tensor, index = flag.tensor(at), flag.index(at)
-        awaited = WaitCondition(word_of(tensor, index, step), condition.compare, at.evaluate(condition.value))
+        awaited = WaitCondition(word_of(tensor, index, step), condition.compare, at.evaluate(value))
         place = QueueWait(site, _flat(index, tensor.shape), awaited)
         return partial(queue.add_batch, parts=[lambda: context.guard.watch.wait(place)])
 

@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from tilelang_core.formulas import formula
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.messages import DeviceMessages, DeviceTransfer
 from tilescale.backends.cuda.running.phases import TensorRegion, device_of, runs
@@ -35,6 +36,7 @@ class QueuedCopy:
         """Collective."""
         copy = self._copy = Copy.of(step.call)
         assert copy.signal is not None, "without a flag it would not be on the queue"
+        self._peer, self._value = formula(copy.peer), formula(copy.value)
         self._context, self._step, self._me = context, step, context.team.rank
         self._queue = context.queue = copy_queue(context.device)
         self._source, self._target = TensorRegion(context, copy.source), TensorRegion(context, copy.target)
@@ -71,7 +73,7 @@ class QueuedCopy:
         """The transfers in which this device takes part."""
         if self._messages is not None:
             return [t for t in self._messages.transfers(call) if self._me in (t.sender, t.receiver)]
-        receiver = device_of(self._context, self._copy.level, call.evaluate(self._copy.peer))
+        receiver = device_of(self._context, self._copy.level, call.evaluate(self._peer))
         return [DeviceTransfer(self._me, receiver, True, call)]
 
     def _is_near(self, t: DeviceTransfer) -> bool:
@@ -98,7 +100,7 @@ class QueuedCopy:
     def _told(self, t: DeviceTransfer, call: ProgramCall) -> StreamWork:
         flags = self._flag.tensor_on(t.receiver, t.at)
         word = word_of(flags, self._flag.index(t.at), self._step)
-        value = self._context.sums.after(call, word, t.at.evaluate(self._copy.value), self._copy.update)
+        value = self._context.sums.after(call, word, t.at.evaluate(self._value), self._copy.update)
         return told(self._queue, word, value)
 
 

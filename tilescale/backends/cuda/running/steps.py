@@ -16,11 +16,14 @@ from typing import Any
 import torch
 
 from tilelang_core import ir
-from tilelang_core.formulas import formula
+from tilelang_core.formulas import Formula, formula
 from tilescale.program import extents
 
 StreamWork = Callable[[], Any]
 """Puts work on the current stream, and touches nothing else: a launch, a copy, a collective."""
+
+HostVariables = dict[ir.Var, int | float]
+"""Values of variables of the program that the host knows."""
 
 
 @dataclass
@@ -33,13 +36,17 @@ class ProgramCall:
     """
 
     values: list[Any]
-    variables: dict[ir.Var, int | float] = field(default_factory=dict)
+    variables: HostVariables = field(default_factory=dict)
     asked: set[ir.Var] = field(default_factory=set)
 
     def known(self, expr: Any) -> int | None:
-        """An expression as a number, None if no host-level variables decide it; records the variables in `asked`."""
-        self.asked |= formula(expr).variables
-        return extents.evaluate(expr, self.variables)
+        """An expression, or its formula, as a number, None if no host-level variables decide it; records the variables
+        in `asked`. Steps have formulas, as it takes longer to look one up than to evaluate it."""
+        made = expr if expr.__class__ is Formula else formula(expr)
+        if not made.variables <= self.asked:
+            self.asked |= made.variables
+        value = made.value(self.variables)
+        return extents.evaluate(made.expr, self.variables) if value is None else value
 
     def evaluate(self, expr: Any) -> int:
         """`known` for an expression that host-level variables decide."""
