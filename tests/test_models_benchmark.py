@@ -15,4 +15,4 @@ def test_contenders_are_right():
     pytest.importorskip("transformers")
     variables = {"TILESCALE_TIMEOUT_S": "50", "TILESCALE_EMULATE": "1", "TILESCALE_CHECK": "none"}
     done = run_words([*command("tilescale run", 2), str(SCRIPT)], **variables)
-    assert done.code == 0 and done.output.count("passed") == 5 + 2 + 1 + 2 + 2, done.output
+    assert done.code == 0 and done.output.count("passed") == 5 + 2 + 1 + 2 + 2 + 2, done.output

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import expert_blocks
@@ -20,12 +21,15 @@ import torch
 import torch.distributed as dist
 import trials
 from device_trace import idle_percent
-from model_families import FAMILIES, LLAMA, Family, Stack
+from model_families import FAMILIES, LLAMA, SEED, Family, Stack
 from torch import nn
 from trials import Case, checked
 
 import tilescale
 from tilescale.tuning.race import Contender, Heat, Runner
+
+PREFILLS, SHORTEST = "prefill of a new length", 16
+"""The work of `Prefills`, and how many times longer than the shortest one the longest is."""
 
 STEPS, BOUND = 3, 2.0**-4
 """Number of training steps whose losses are compared; error bound of results, relative to their magnitudes or to one.
@@ -73,7 +77,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     for family in FAMILIES:
         for work, mode, batch, tokens in _works(family):
             entries = [
-                Contender(name, functools.partial(Work(family, work, batch, tokens).runner, way))
+                Contender(name, functools.partial(kind_of(work)(family, work, batch, tokens).runner, way))
                 for name, way in CONTENDERS.items()
                 if _suits(way, family, work, tokens % gpus == 0)
             ]
@@ -84,9 +88,9 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 def _suits(way: Way, family: Family, work: str, split: bool) -> bool:
     """Whether a contender can do this work and would differ from another one in it; `split`: over the ranks."""
     if way.compiled == {"options": ASYNC}:
-        return split and not family.experts
+        return split and not family.experts and work != PREFILLS
     if way.compiled and way.compiled.get("mode"):  # decode is in a graph anyway; sizes of PyTorch's experts change
-        return work != "decode" and (way.ours or not family.experts)
+        return work not in ("decode", PREFILLS) and (way.ours or not family.experts)
     return not way.keeps or work == "training_step"
 
 
@@ -98,6 +102,8 @@ def _works(family: Family) -> Iterator[tuple[str, str, int, int]]:
         yield "training_step", "eager", 4, 1024
     if not family.experts:
         yield "prefill", "eager", 1, 3001
+        if family is LLAMA:
+            yield PREFILLS, "eager", 1, 2048
         for batch in (1, 4, 16):
             yield "decode", "graph", batch, 1
         yield "decode", "eager", 1, 1
@@ -140,7 +146,7 @@ class Work:
         x = self.mine(torch.zeros(self.batch, self.tokens, features, device=trials.device(), dtype=torch.bfloat16))
         call = self._made(x, way)
         if not self.trains:
-            return checked(self.draw, trials.into(x), lambda: call(x))
+            return replace(checked(self.draw, trials.into(x), lambda: call(x)), call=self.timed(call, x))
 
         def check(seed: int) -> None:
             case = self.draw(seed)
@@ -154,6 +160,10 @@ class Work:
             return (torch.cuda.max_memory_allocated() - before) / 2**30
 
         return Runner(lambda: call(x), check, rates={"gib": peak, "idle": lambda: idle_percent(lambda: call(x))})
+
+    def timed(self, call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """The calls to time, of a function of this rank's tokens, such as x."""
+        return lambda: call(x)
 
     def _made(self, x: torch.Tensor, way: Way) -> Callable[[torch.Tensor], torch.Tensor]:
         """A function of this rank's tokens, such as x, that returns the result, or the loss before a step."""
@@ -195,6 +205,34 @@ class Work:
         """Whether sizes may change. One number of tokens is timed, but PyTorch's layers of experts have sizes that the
         router decides, on the host: fixed ones would be compiled again in each step."""
         return None if self.family.experts and not way.ours else False
+
+
+class Prefills(Work):
+    """Prefills, each of a number of tokens that has not run before, up to `tokens`, as in an engine that captures
+    decode alone. Each rank has all tokens."""
+
+    @property
+    def sequence(self) -> bool:
+        """Whether tokens are split over the ranks between the layers."""
+        return False
+
+    def model(self) -> Stack:
+        """Tokens of the input."""
+        return self.family.stack(None, trials.device()).eval()
+
+    def timed(self, call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Calls with the first tokens of x; all contenders take the same numbers, in the same order."""
+        least = max(self.tokens // SHORTEST, 1)
+        lengths = iter(random.Random(SEED).sample(range(least, self.tokens), self.tokens - least))
+        return lambda: call(x[:, : next(lengths)])
+
+    def _dynamic(self, way: Way) -> bool:
+        return True
+
+
+def kind_of(work: str) -> type[Work]:
+    """The class of a work."""
+    return Prefills if work == PREFILLS else Work
 
 
 @functools.lru_cache(1)

@@ -52,8 +52,8 @@ class Family:
         """Number of layers of the stack."""
         return int(dict(self.sizes)["num_hidden_layers"])
 
-    def stack(self, tokens: int, device: torch.device) -> Stack:
-        """The layers in bfloat16, the same weights each time on each rank."""
+    def stack(self, tokens: int | None, device: torch.device) -> Stack:
+        """The layers in bfloat16, the same weights each time on each rank; without `tokens` for any number of them."""
         generator = torch.Generator(device).manual_seed(SEED)
         with torch.device(device):
             model = Stack(self.config, tokens).bfloat16()
@@ -91,7 +91,7 @@ class Family:
 class Stack(nn.Module):
     """Decoder layers of a model, applied to embedded tokens."""
 
-    def __init__(self, config: Any, tokens: int):
+    def __init__(self, config: Any, tokens: int | None):
         from transformers import AutoModel
 
         super().__init__()
@@ -102,7 +102,7 @@ class Stack(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, tokens, features) of this rank's tokens, if they are split over the ranks."""
-        positions = torch.arange(self.tokens, device=x.device)[None]
+        positions = torch.arange(x.shape[1] if self.tokens is None else self.tokens, device=x.device)[None]
         angles: dict[Any, Any] = {}
         for layer, kind in zip(self.layers, self._kinds(), strict=True):
             if kind not in angles:
@@ -118,7 +118,7 @@ class Stack(nn.Module):
 
     def _mask(self, positions: torch.Tensor, kind: str | None) -> torch.Tensor | None:
         """(1, 1, tokens, tokens) where a layer sees the last tokens alone; None: all earlier ones."""
-        if kind != "sliding_attention" or self.window is None or self.tokens <= self.window:
+        if kind != "sliding_attention" or self.window is None or positions.shape[1] <= self.window:
             return None
         distance = positions[0][:, None] - positions[0][None]
         return ((distance >= 0) & (distance < self.window))[None, None]

@@ -43,7 +43,10 @@ def small(family: Family) -> Family:
 def check(family: Family, kind: str, tokens: int, *contenders: str) -> None:
     """Raises ValueError for a contender that is wrong."""
     for name in contenders:
-        decoder_layers.Work(small(family), kind, 2, tokens).runner(decoder_layers.CONTENDERS[name]).check(0)
+        runner = decoder_layers.kind_of(kind)(small(family), kind, 2, tokens).runner(decoder_layers.CONTENDERS[name])
+        runner.check(0)
+        if kind == decoder_layers.PREFILLS:
+            assert len({runner.call().shape for _ in range(3)}) == 3
         if tilescale.init().rank == 0:
             print("passed", family.name, kind, tokens, name, flush=True)
 
@@ -57,5 +60,6 @@ if __name__ == "__main__":
     first = FAMILIES[0]
     check(first, "training_step", 16, "torch", "tilescale, gathered kept")
     check(first, "prefill", 7, "tilescale")
+    check(first, decoder_layers.PREFILLS, 7, "torch", "tilescale")
     check(FAMILIES[3], "prefill", 16, "torch", "tilescale")
     check(first, "decode", 1, "torch", "tilescale")
