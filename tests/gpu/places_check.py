@@ -56,12 +56,31 @@ def cases() -> Iterator[Case]:
             lambda rows=rows: [random(SIZE * rows, 512), random(768, 512)],
             lambda a, w: mine(a.float() @ w.float().t()),
         )
+    yield (  # with plain kernels, which round
+        "all_gather_matmul, float8",
+        lambda a, w: ops.all_gather_matmul(a, w.t(), float8=ops.Float8()),
+        lambda: [random(600, 512), random(768, 512)],
+        lambda a, w: everyones(rounded(a)).flatten(0, 1) @ rounded(w).t(),
+    )
+    yield (
+        "matmul_reduce_scatter, float8",
+        lambda a, w: ops.matmul_reduce_scatter(a, w.t(), float8=ops.Float8()),
+        lambda: [random(SIZE * 600, 512), random(768, 512)],
+        lambda a, w: mine(rounded(a) @ rounded(w).t()),
+    )
     yield (
         "matmul_all_reduce",
         lambda a, w: ops.matmul_all_reduce(a, w.t()),
         lambda: [random(600, 512), random(768, 512)],
         lambda a, w: total(a.float() @ w.float().t()),
     )
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Float8 numbers, times the scale of their row: the least power of two with which all are in the type's range."""
+    kind = torch.float8_e4m3fn
+    scale = (x.float().abs().amax(1, keepdim=True) / torch.finfo(kind).max).log2().ceil().exp2()
+    return (x.float() / scale).to(kind).float() * scale
 
 
 def mine(x: torch.Tensor) -> torch.Tensor:
