@@ -81,8 +81,9 @@ def _check_names(env: Mapping[str, str]) -> None:
     """Raise UsageError for a variable whose name is nearly that of a setting; others may be of other programs."""
     known = [variable for variable, _, _ in _VARIABLES.values()]
     for variable in env:
-        guess = did_you_mean(variable, known, 0.87) if variable.startswith("TILESCALE_") else ""
-        if guess and variable not in known:
+        if variable in known or not variable.startswith("TILESCALE_"):
+            continue
+        if guess := did_you_mean(variable, known, 0.87):
             raise UsageError(f"there is no setting {variable}", hint=guess.strip())
 
 

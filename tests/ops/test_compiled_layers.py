@@ -82,7 +82,7 @@ def compiled(made: nn.ModuleList, **how: object) -> nn.ModuleList:
 
 
 @pytest.mark.parametrize(
-    ("sequence", "bias"), [(True, True), pytest.param(False, True, marks=pytest.mark.nightly), (False, False)]
+    ("sequence", "bias"), [(True, True), (False, True), pytest.param(False, False, marks=pytest.mark.nightly)]
 )
 def test_blocks_are_compiled_once_for_all_of_them(mesh: DeviceMesh, sequence: bool, bias: bool):
     eager, made = blocks(mesh, sequence, bias), compiled(blocks(mesh, sequence, bias))

@@ -151,8 +151,9 @@ def _name_of(group: Any) -> str | None:
 
 
 # The mark of torch.compiler.assume_constant_result, without loading the compiler in each process: 1.4 s. PyTorch 2.11
-# breaks graphs at both.
+# breaks graphs at each, newer ones trace them, down to the variables of the environment.
 _ranks._dynamo_marked_constant = _name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+rank_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
