@@ -21,7 +21,7 @@ from tilescale.ops.products import ROWS
 from tilescale.runtime import ahead
 from tilescale.runtime.kernel import Kernel
 
-DRAWN, MOST_KERNELS = 200, 8
+DRAWN, MOST_KERNELS = 200, 7
 """Row counts, and kernels of a grid."""
 
 TEAM = Team(ranks=(0, 1), rank=0)
@@ -91,7 +91,8 @@ def test_a_new_row_count_needs_no_new_kernel(name: str, dtype: torch.dtype, call
     for _ in range(DRAWN):
         call(max(1, round(2 ** random.uniform(0, 16))))
     assert 1 < len(called) and called <= set(met), [kernel.program.func.attrs["global_symbol"] for kernel in called]
-    assert len(met) <= MOST_KERNELS * (1 + (name == "ag_gemm"))  # one grid gathers, the other one does not
+    own = [kernel for kernel in met if not kernel.program.name.startswith("whole_")]  # those are all operators'
+    assert len(own) <= MOST_KERNELS * (1 + (name == "ag_gemm"))  # one grid gathers, the other one does not
 
 
 @pytest.mark.parametrize("name", OF_ROWS)

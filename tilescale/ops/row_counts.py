@@ -56,11 +56,13 @@ class GemmKernels(NamedTuple):
         """Those of all numbers of rows."""
         rows_of: dict[Choice, list[int]] = defaultdict(list)
         step = max(STEP // self.parts, 1)
-        for rows in (1, max(few_rows.ROWS // self.parts, 1), *range(step, ROWS + 1, step)):
+        # The last row of tiles may be full, or nearly empty, which is estimated differently.
+        for rows in sorted({max(few_rows.ROWS // self.parts, 1), *range(1, ROWS, step), *range(step, ROWS + 1, step)}):
             rows_of[self.overlapped.choice(self.team, rows * self.parts, *self.how)].append(rows)
         needed, is_sequential = [], False
         for choice, rows in rows_of.items():
-            overlaps = list(map(self._overlaps, (*rows[:: -(-len(rows) // ASKED)], rows[-1])))
+            apart = -(-len(rows) // ASKED) | 1  # odd, to meet both
+            overlaps = list(map(self._overlaps, (*rows[::apart], rows[-1])))
             is_sequential |= not all(overlaps)
             needed += [choice] if any(overlaps) else []
         return kernels(*needed, *(self._in_order() if is_sequential else ()))
