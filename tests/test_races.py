@@ -47,6 +47,9 @@ def test_checks_between_nodes_passed_as_the_page_says(path: Path):
 def scripts() -> Iterator[Callable[[str], ModuleType]]:
     """Scripts of the folder by name: no module imports them as a package."""
     places = [str(FOLDER), str(FOLDER / "works")]
+    for name in {path.stem for place in places for path in Path(place).glob("*.py")} & sys.modules.keys():
+        if not str(sys.modules[name].__file__).startswith(str(FOLDER)):
+            del sys.modules[name]  # another test's, from its own folder
     sys.path[:0] = places
     yield __import__
     for place in places:
