@@ -34,7 +34,12 @@ LARGE = 0.1
 
 def folder() -> Path:
     """Folder of this user's calibrations: `calibrations` in the cache that TILESCALE_CACHE_DIR names."""
-    return settings().cache / "calibrations"
+    return _folder(settings().cache)
+
+
+@cache
+def _folder(cache: Path) -> Path:
+    return cache / "calibrations"
 
 
 def own(machine: Machine) -> Measured | None:

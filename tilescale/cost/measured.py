@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -199,20 +200,31 @@ class Measured:
         A type that was not measured has the times of one that was. Between two sizes the time grows with the bytes, as
         by a start and a rate. Sizes with unaligned parts have a curve of their own, where such sizes were measured.
         """
-        asked = operation, algorithm, units, "graph"
-        points = [p for p in self.collectives if (p.operation, p.algorithm, p.units, p.mode) == asked]
-        types = {p.dtype for p in points}
-        like = dtype if dtype in types else min(types, default=dtype)
-        points = [p for p in points if p.dtype == like]
-        aligned = has_aligned_parts(operation, units, nbytes)
-        alike = [p for p in points if has_aligned_parts(operation, units, p.nbytes) == aligned]
-        curve = sorted((p.nbytes, p.us) for p in alike or points)
+        curve = self._curve(operation, algorithm, units, dtype, has_aligned_parts(operation, units, nbytes))
         if not curve or not curve[0][0] <= nbytes <= curve[-1][0]:
             return None
         place = next(i for i, (size, _) in enumerate(curve) if size >= nbytes)
         (size, us), (before, least) = curve[place], curve[max(place - 1, 0)]
         share = 1.0 if size == before else (nbytes - before) / (size - before)
         return (least + share * (us - least)) * 1e-6
+
+    def _curve(self, operation: str, algorithm: str, units: int, dtype: str, aligned: bool) -> list[tuple[int, float]]:
+        """Bytes and microseconds of a collective, growing: of sizes whose parts are aligned, or not, if any are."""
+        asked = operation, algorithm, units, dtype, aligned
+        if asked not in self._curves:
+            like = operation, algorithm, units, "graph"
+            points = [p for p in self.collectives if (p.operation, p.algorithm, p.units, p.mode) == like]
+            types = {p.dtype for p in points}
+            known = dtype if dtype in types else min(types, default=dtype)
+            points = [p for p in points if p.dtype == known]
+            alike = [p for p in points if has_aligned_parts(operation, units, p.nbytes) == aligned]
+            self._curves[asked] = sorted((p.nbytes, p.us) for p in alike or points)
+        return self._curves[asked]
+
+    @cached_property
+    def _curves(self) -> dict[tuple[str, str, int, str, bool], list[tuple[int, float]]]:
+        """Curves that were asked for: choices ask for the same at each new size."""
+        return {}
 
 
 def has_aligned_parts(operation: str, units: int, nbytes: float) -> bool:
