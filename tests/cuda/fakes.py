@@ -7,7 +7,8 @@ import ctypes
 import math
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,7 @@ CONSTANT = "rows"
 
 
 class Heap:
-    """Symmetric tensors are those that it made; two ranks."""
+    """Symmetric tensors are those that it made; two ranks. `is_closed`: whether it makes none now."""
 
     SIZE = 1 << 24
 
@@ -72,11 +73,14 @@ class Heap:
         self.provider = "fake"
         self.device = torch.device("cpu")
         self.made: set[int] = set()
+        self.is_closed = False
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return self.zeros(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if self.is_closed:  # they would be zero in each replay, and not before
+            raise RuntimeError("operation not permitted when stream is capturing")
         nbytes = math.prod(shape) * dtype.itemsize
         tensor = self._memory[self._used : self._used + nbytes].view(dtype).view(shape)
         self._used += -(-nbytes // 256) * 256
@@ -115,14 +119,19 @@ class Guard:
 
 @dataclass(eq=False)
 class Captured:
-    """A captured graph, whose handles become invalid when the last reference to it is gone."""
+    """A captured graph, whose handles become invalid when the last reference to it is gone. It has nodes once they are
+    read; those of `copies` are in the `whole`."""
 
-    number: int
-    nodes: list[CapturedNode]
+    handle: int
     instantiate: Callable[[], None]
+    nodes: list[CapturedNode] = field(default_factory=list)
+    copies: list[Captured] = field(default_factory=list)
+    whole: weakref.ref[Captured] | None = None
 
-    def raw_cuda_graph(self) -> int:
-        return self.number
+    @cached_property
+    def executable(self) -> int:
+        self.instantiate()
+        return self.handle + 1
 
 
 class Device:
@@ -169,9 +178,9 @@ class Device:
         patch.setattr(kernel_graph, "_pool", lambda: None)
         patch.setattr(kernel_graph, "_graphs", LruCache(kernel_graph.KEPT))
         patch.setattr(replay, "nodes_of", self._nodes_of)
-        patch.setattr(joined_graphs, "JoinedGraph", self._joined)
+        patch.setattr(joined_graphs, "joined", self._joined)
+        patch.setattr(joined_graphs, "nodes_of", self._nodes_of)
         patch.setattr(joined_graphs, "_wholes", LruCache(joined_graphs.KEPT))
-        patch.setattr(replay, "_executable", lambda graph: graph.number + 1)
         patch.setattr(native, "connect", self._connect)
         self.refuses = self.keeps_apart = False
         patch.setattr(torch.cuda, "set_device", lambda device: None)
@@ -204,29 +213,30 @@ class Device:
         self.on_launch(name, *args)
 
     def _captured(self, launches: list[Any], pool: Any = None) -> Any:
-        begin = len(self.log)
+        begin, self.heap.is_closed = len(self.log), True
         for launch in launches:
             launch()
+        self.heap.is_closed = False
         entries = self.log[begin:]
         del self.log[begin:]
-        return self._graph(entries, [node(entry) for entry in entries])
+        return self._graph(entries)
 
-    def _graph(self, entries: list[Any], nodes: list[CapturedNode]) -> Captured:
+    def _graph(self, entries: list[Any]) -> Captured:
         number = len(self.graphs)
-        graph = self._alive[number] = Captured(number, nodes, self._instantiated)
+        graph = self._alive[number] = Captured(number, self._instantiated)
         self.graphs.append(entries)
         return graph
 
-    def _joined(self, graphs: list[int]) -> Any:
+    def _joined(self, graphs: list[int]) -> tuple[Captured, list[int]]:
         """The copies have what the graphs were captured with, not what they are passed now."""
         if self.keeps_apart:
             raise DeviceError("cuGraphAddChildGraphNode: CUDA_ERROR_NOT_SUPPORTED")
         entries = [self.graphs[number] for number in graphs]
-        nodes = [[node(entry) for entry in each] for each in entries]
-        # The driver does not keep the bytes that it is passed.
-        whole = self._graph([x for each in entries for x in each], [weakref.proxy(x) for each in nodes for x in each])
-        whole.instantiate()
-        return SimpleNamespace(executable=whole.number + 1, nodes=nodes, kept=whole)
+        whole = self._graph([x for each in entries for x in each])
+        whole.copies = list(map(self._graph, entries))
+        for copy in whole.copies:
+            copy.whole = weakref.ref(whole)
+        return whole, [copy.handle for copy in whole.copies]
 
     def _instantiated(self) -> None:
         self.instantiated += 1
@@ -234,7 +244,10 @@ class Device:
     def _nodes_of(self, handle: int) -> list[CapturedNode]:
         if handle not in self._alive:
             raise DeviceError("cuGraphGetNodes: CUDA_ERROR_INVALID_VALUE")
-        return self._alive[handle].nodes
+        graph, nodes = self._alive[handle], [node(entry) for entry in self.graphs[handle]]
+        whole = graph if graph.whole is None else graph.whole()
+        whole.nodes += map(weakref.proxy, nodes)  # the driver does not keep the bytes that it is passed
+        return nodes
 
     def _connect(self) -> None:
         """Let C call this device as the driver."""

@@ -181,3 +181,17 @@ def test_operations_of_the_host_move_with_their_tensors(device: Device, monkeypa
     structures = [f"{max(map(max, passed)):x}" for passed in device.replayed]  # of the exchange, as one number
     places = [{x.data_ptr() for x in kept if f"{x.data_ptr():x}" in structure} for structure in structures]
     assert device.instantiated == 1 and places == [{x.data_ptr()} for x in kept[LAUNCHED_BEFORE:]]
+
+
+@T.macro
+def gathered_columns(X, Y, flags, rank, size):
+    T.all_gather(X[:, 0:32], Y, dim=1, impl="direct")
+
+
+def test_workspaces_of_launches_are_made_before_a_capture(device: Device):
+    """The copies of columns that a gather moves are made by a launch, and so is their workspace."""
+    own = device.program(on_tensors(gathered_columns))
+    y, flags = torch.zeros(64, 64), torch.zeros(8, dtype=torch.int32)
+    for x in torch.zeros(6, 64, 64):
+        own([x, y, flags])
+    assert device.instantiated and device.replayed

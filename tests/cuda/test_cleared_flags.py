@@ -103,7 +103,7 @@ def _flags_seen(device: Device, own: Any, rows: int) -> list[int]:
         seen.append(int(flags.max()))
         flags.fill_(5)
 
-    device.on_launch = launched
+    device.on_launch, device.capturing = launched, True  # kernels are launched one by one
     for _ in range(3):
         own(given)
     return seen

@@ -6,6 +6,7 @@ Random shapes, types and layouts, new tensors in every call: results have the bi
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections.abc import Callable
@@ -17,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.gpu.ops_support import main, say  # noqa: E402
 from tests.gpu.ranks import DEVICE, RANK  # noqa: E402
-from tilescale.backends.cuda.running import recording  # noqa: E402
+from tilelang_core.lru import LruCache  # noqa: E402
+from tilescale.backends.cuda.running import kernel_graph, recording  # noqa: E402
 from tilescale.backends.cuda.running.repeated import TRIED, RecordedCalls  # noqa: E402
 
 CALLS, SHAPES = TRIED[0] + 4, 24
@@ -118,6 +120,20 @@ def check_scaled(_: slice) -> None:
     say(f"PASS {SHAPES} products of float8")
 
 
+def check_forgotten(_: slice) -> None:
+    """Records keep the graphs that the table of graphs has forgotten, with what the driver reads at an update."""
+    kept, kernel_graph._graphs = kernel_graph._graphs, LruCache(1)
+    forms = [(RecordedCalls(torch.mm), *shape) for shape in shapes(4)]
+    for number in range(CALLS + 3):
+        for form, m, n, k in forms:
+            a, b = matrix(m, k, torch.bfloat16, False), matrix(k, n, torch.bfloat16, True)
+            if not torch.equal(form(a, b), torch.mm(a, b)):
+                raise ValueError(f"{m} x {n} x {k}: call {number} differs")
+        gc.collect()
+    kernel_graph._graphs = kept
+    say(f"PASS {SHAPES} products whose graphs were forgotten")
+
+
 if __name__ == "__main__":
     make = recording.gemm_graph
 
@@ -128,4 +144,4 @@ if __name__ == "__main__":
 
     recording.gemm_graph = noted  # type: ignore[assignment]
     checks = {"products": check_products, "biased": check_biased, "scaled": check_scaled}
-    main(checks | {"workspaces": check_workspaces})
+    main(checks | {"workspaces": check_workspaces, "forgotten": check_forgotten})

@@ -21,8 +21,7 @@ from tests.gpu.ops_support import compare, main, poison, random, say  # noqa: E4
 from tests.gpu.ranks import DEVICE, RANK, SIZE, barrier, everyones, total  # noqa: E402
 from tilescale import from_tensor, ops  # noqa: E402
 from tilescale.backends.cuda.running import repeated  # noqa: E402
-from tilescale.backends.cuda.running.joined_graphs import JoinedGraph  # noqa: E402
-from tilescale.backends.cuda.running.replay import GraphReplay  # noqa: E402
+from tilescale.backends.cuda.running.graphs import LaunchGraph  # noqa: E402
 from tilescale.ops.layer_products import column_parallel, row_parallel  # noqa: E402
 from tilescale.settings import settings  # noqa: E402
 
@@ -270,8 +269,7 @@ def counted(build: Callable[..., None]) -> Callable[..., None]:
 
 
 if __name__ == "__main__":
-    for graphs in GraphReplay, JoinedGraph:
-        graphs.__init__ = counted(graphs.__init__)  # type: ignore[method-assign]
+    LaunchGraph.__init__ = counted(LaunchGraph.__init__)  # type: ignore[method-assign]
     record = repeated.recorded
 
     def noted(*given: object) -> object:

@@ -15,8 +15,6 @@ from typing import Any
 
 from tilescale.backends.cuda.running import driver
 
-_MOST_NODES = 4096
-
 _LAUNCH = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
 
 _FILL = ("pitch", "value", "elementSize", "width", "height")
@@ -67,8 +65,10 @@ def nodes_of(graph: int) -> list[CapturedNode]:
     """The nodes of a captured graph, in capture order."""
     from cuda.bindings import driver as names
 
-    handles, *_ = driver.results("cuGraphGetNodes", names.CUgraph(graph), _MOST_NODES)
-    return [_node(handle) for handle in handles if int(handle)]
+    found = names.CUgraph(graph)
+    _, count = driver.results("cuGraphGetNodes", found)  # the bindings make an object for each node of the limit
+    handles, _ = driver.results("cuGraphGetNodes", found, count)
+    return list(map(_node, handles))
 
 
 def _node(handle: Any) -> CapturedNode:

@@ -6,22 +6,18 @@ A launch takes the host 2.5 us, a node of the same launch 0.5 us; a device begin
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tilelang_core.lru import LruCache
-from tilescale.backends.cuda.running import driver
 from tilescale.backends.cuda.running.graph_nodes import nodes_of
+from tilescale.backends.cuda.running.graphs import joined
 from tilescale.backends.cuda.running.native import PLACES, ReplayGraph, ReplaySource, ReplayStep
 from tilescale.backends.cuda.running.replay import GraphReplay
 from tilescale.errors import DeviceError
 
 KEPT = 512
 """Joined graphs that are kept for further records, those used last. Records keep theirs."""
-
-_PRIORITIES = 8
-"""CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY: nodes have the priorities of their streams, as in PyTorch's graphs."""
 
 
 class PartLaunch(NamedTuple):
@@ -71,39 +67,16 @@ def _joined(replays: Sequence[GraphReplay]) -> ReplayGraph | None:
 
 
 def _new(replays: Sequence[GraphReplay]) -> ReplayGraph:
-    graph = JoinedGraph([replay.handle for replay in replays])
+    graph, copies = joined([replay.handle for replay in replays])
     given = [number for replay in replays for number in replay.given]
-    whole = ReplayGraph(graph.executable, given, b"".join(replay.graph.kinds for replay in replays), graph)
+    copied = list(map(nodes_of, copies))
+    whole = ReplayGraph(graph.executable, given, b"".join(replay.graph.kinds for replay in replays), (graph, copied))
     nodes, known, pairs, first = [], [], [], 0
-    for replay, copied in zip(replays, graph.nodes, strict=True):
-        nodes += replay.moving(copied, first)
+    for replay, own in zip(replays, copied, strict=True):
+        nodes += replay.moving(own, first)
         known += [first + i for i, is_known in enumerate(replay.graph.known) if is_known]
         pairs += [(first + one, first + other) for one, other in replay.graph.pairs]
         first += len(replay.given)
         replay.graph.is_part_of(whole)
     whole.learn(nodes, known, pairs)
     return whole
-
-
-class JoinedGraph:
-    """An instantiated graph of copies of graphs, each after the one before.
-
-    Attributes:
-        executable: the driver's handle.
-        nodes: those of each copy.
-    """
-
-    def __init__(self, graphs: Sequence[int]):
-        """Raises DeviceError: the driver refuses a graph."""
-        from cuda.bindings import driver as names
-
-        graph, node = driver.call("cuGraphCreate", 0), None
-        weakref.finalize(self, driver.function("cuGraphDestroy"), graph).atexit = False
-        copies: list[int] = []
-        for each in graphs:
-            before: list[Any] = [] if node is None else [node]
-            node = driver.call("cuGraphAddChildGraphNode", graph, before, len(before), names.CUgraph(each))
-            copies.append(int(driver.call("cuGraphChildGraphNodeGetGraph", node)))
-        executable = driver.call("cuGraphInstantiate", graph, _PRIORITIES)
-        weakref.finalize(self, driver.function("cuGraphExecDestroy"), executable).atexit = False
-        self.executable, self.nodes = int(executable), list(map(nodes_of, copies))

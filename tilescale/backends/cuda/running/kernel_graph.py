@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from tilelang_core.lru import LruCache
+from tilescale.backends.cuda.running.graphs import captured
 from tilescale.backends.cuda.running.plans import ALIGNED, standing_at
-from tilescale.backends.cuda.running.replay import GraphReplay, captured
+from tilescale.backends.cuda.running.replay import GraphReplay
 from tilescale.errors import DeviceError
 
 _MOVED = 1009 * ALIGNED
@@ -69,14 +70,8 @@ def _form(x: Any) -> Any:
     return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNED) if isinstance(x, torch.Tensor) else x
 
 
-def _pool() -> Any:
+@cache
+def _pool() -> torch.cuda.MemPool:
     """The memory of cuBLAS's workspaces, for captures alone. PyTorch frees workspaces now and then, as for its
     compiler's CUDA graphs; then no tensor gets this memory."""
-    return _lasting_pool()[0]
-
-
-@cache
-def _lasting_pool() -> tuple[Any, torch.cuda.CUDAGraph]:
-    """A pool, and a graph of it: with the last graph the pool would end."""
-    pool = torch.cuda.graph_pool_handle()
-    return pool, captured([lambda: torch.zeros(1, device="cuda")], pool)
+    return torch.cuda.MemPool()

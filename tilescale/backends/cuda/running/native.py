@@ -102,7 +102,7 @@ class ReplayGraph:
     """
 
     def __init__(self, executable: int, given: Sequence[int], kinds: bytes, owner: Any):
-        """`given` are the arguments at the capture, `owner` keeps the executable graph."""
+        """`given` are the arguments at the capture, `owner` keeps the executable graph, and the nodes to update."""
         connect()
         self.kinds, self._record = kinds, _Replay(kinds=kinds, given_count=len(given))
         self._wholes: weakref.WeakSet[ReplayGraph] = weakref.WeakSet()

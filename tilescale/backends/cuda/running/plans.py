@@ -2,11 +2,11 @@
 """Plans: the launches of calls, kept for later calls of the same form, with tensors at any addresses.
 
 A call's form is everything that decides what is launched: shapes, strides and types of its tensors, and scalars; for
-tensors that peers reach, and others in symmetric memory, the addresses too. The first calls of a form are bound to
-their tensors and launched; then the launches become a CUDA graph. From then on the host's part of a call is to update
-the arguments of the graph's kernels and copies, if tensors have moved since the call before, and one launch
-(replay.py). Work that cannot be updated has a plan for each of the last addresses. A plan does not keep the caller's
-memory alive.
+tensors that peers reach, and others in symmetric memory, the addresses too. The first call of a form is bound to its
+tensors and launched; then the launches become a CUDA graph. From then on the host's part of a call is to update the
+arguments of the graph's kernels and copies, if tensors have moved since the call before, and one launch (replay.py).
+Work that cannot be updated has a graph for each of the last addresses that came twice. A plan does not keep the
+caller's memory alive.
 
 The first plan of a program may have to be a graph at once, so that all kernels are loaded before one of them runs: the
 driver may wait for the device to load one (CUDA C++ Programming Guide, Lazy Loading), and the running kernel may wait
@@ -25,16 +25,17 @@ import torch
 
 from tilelang_core.lru import LruCache
 from tilescale.backends.cuda.running import driver
+from tilescale.backends.cuda.running.graphs import captured
 from tilescale.backends.cuda.running.native import UNKNOWN, CallForms
-from tilescale.backends.cuda.running.replay import ArgumentKind, Arguments, Bind, GraphReplay, captured
+from tilescale.backends.cuda.running.replay import ArgumentKind, Arguments, Bind, GraphReplay
 from tilescale.backends.cuda.running.steps import HostVariables, StreamWork, run
 from tilescale.comm.heap.tensors import extent
 
 KEPT = 512
 """Maximum number of plans of one program, the most recently used; and of bound calls of each that cannot be a graph."""
 
-LAUNCHED_BEFORE = 2
-"""Calls after which a plan becomes a graph: a capture takes as long as some twenty calls without one."""
+LAUNCHED_BEFORE = 1
+"""Calls after which a plan becomes a graph: a launch may make memory that lasts, which no graph can."""
 
 ALIGNED = 128
 """Bytes: kernels may be chosen by the alignment of addresses up to this. Addresses are a part of a form modulo this."""
@@ -78,7 +79,7 @@ class CallPlan:
         self._calls = LAUNCHED_BEFORE if at_once else 0
         self.replay: GraphReplay | None = None
         self._bound: LruCache[Arguments, list[StreamWork]] = LruCache(KEPT)
-        self._elsewhere: LruCache[Arguments, CallPlan] = LruCache(KEPT)
+        self._elsewhere: LruCache[Arguments, GraphReplay] = LruCache(KEPT)
 
     def launch(self, given: Arguments, bind: Bind, stream: int | None) -> None:
         """Put everything on the current stream, given by number; None if it is captured in the caller's graph."""
@@ -92,10 +93,17 @@ class CallPlan:
                 return None  # other addresses may have some
             self.replay = GraphReplay(captured(launches), given, self._kinds)
             self._bound.clear()
-        if self.replay.launch(given, bind, stream):
-            return None
-        at_places = self._elsewhere.made(given, lambda: CallPlan(self._kinds, self.known, can_repeat=True))
-        at_places.launch(given, bind, stream)
+        if not self.replay.launch(given, bind, stream):
+            self._launch_elsewhere(given, bind, stream)
+        return None
+
+    def _launch_elsewhere(self, given: Arguments, bind: Bind, stream: int) -> None:
+        """A call that the graph does not accept: addresses that come again have a graph of their own."""
+        own = self._elsewhere.get(given)
+        if own is None and given in self._bound:
+            own = self._elsewhere[given] = GraphReplay(captured(self._launches(given, bind)), given, self._kinds)
+        if own is None or not own.launch(given, bind, stream):
+            run(self._launches(given, bind))
 
     def _launches(self, given: Arguments, bind: Bind) -> list[StreamWork]:
         return self._bound.made(given, lambda: bind(()))

@@ -13,20 +13,19 @@ third capture.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
-from contextlib import contextmanager
+import struct
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from tilescale.backends.cuda.running import driver, native
 from tilescale.backends.cuda.running.graph_nodes import CapturedNode, nodes_of
+from tilescale.backends.cuda.running.graphs import LaunchGraph, captured
 from tilescale.backends.cuda.running.native import ReplayGraph
-from tilescale.backends.cuda.running.steps import StreamWork, run
-from tilescale.backends.cuda.running.streams import own_stream
+from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.program.model import Program
 
 _WORD = 8
@@ -85,27 +84,24 @@ class GraphReplay:
         given: the arguments at the capture, as 64-bit numbers.
     """
 
-    def __init__(
-        self, graph: torch.cuda.CUDAGraph, given: Arguments, kinds: Sequence[ArgumentKind], pool: Any = None
-    ) -> None:
-        """Instantiate a captured graph; nothing runs yet. `pool`: PyTorch's handle of memory for further captures."""
+    def __init__(self, graph: LaunchGraph, given: Arguments, kinds: Sequence[ArgumentKind], pool: Any = None) -> None:
+        """Instantiate a captured graph; nothing runs yet. `pool`: memory for further captures, as of the graph's."""
         self._pool, self._kinds, self.given = pool, kinds, _encoded(given, kinds)
         self._stand_ins: set[int] = set()  # positions of tensors that have one
         self._is_fixed = False
         self._instantiate(graph)
-        self.graph = ReplayGraph(_executable(graph), self.given, bytes(map(_code, kinds)), graph)
+        self.graph = ReplayGraph(graph.executable, self.given, bytes(map(_code, kinds)), (graph, self._nodes))
 
-    def _instantiate(self, graph: torch.cuda.CUDAGraph) -> None:
-        graph.instantiate()
+    def _instantiate(self, graph: LaunchGraph) -> None:
         self._graph = graph
-        self._nodes = nodes_of(self.handle)
+        self._nodes = nodes_of(graph.handle)
         self._sites: list[set[ArgumentSite]] = [set() for _ in self._nodes]
         self._known: set[int] = set()  # positions whose sites are known
 
     @property
     def handle(self) -> int:
         """The driver's handle of the captured graph."""
-        return int(self._graph.raw_cuda_graph())
+        return self._graph.handle
 
     def launch(self, given: Arguments, bind: Bind, stream: int) -> bool:
         """Replay it on a stream for a call; False, and nothing done, if it does not accept the call.
@@ -133,7 +129,7 @@ class GraphReplay:
             return False
         again = captured(bind(self._stand_ins), self._pool)  # its nodes live as long as it does
         two = ArgumentPair(was, passed, self._kinds)
-        found = two.differences(self._nodes, nodes_of(again.raw_cuda_graph()))
+        found = two.differences(self._nodes, nodes_of(again.handle))
         if found is None:
             self._is_fixed = True
             return False
@@ -154,7 +150,7 @@ class GraphReplay:
         self._stand_ins |= positions
         self._instantiate(captured(bind(self._stand_ins), self._pool))
         self.given = two.other
-        self.graph.replace(_executable(self._graph), two.other, self._graph)
+        self.graph.replace(self._graph.executable, two.other, (self._graph, self._nodes))
         return True
 
     def moving(self, nodes: Sequence[CapturedNode], first: int = 0) -> list[native.ReplayNode]:
@@ -179,10 +175,16 @@ class ArgumentPair:
     other: Arguments
     kinds: Sequence[ArgumentKind]
 
-    @property
+    @cached_property
     def addresses(self) -> list[int]:
         """Positions of tensors that have memory."""
         return [i for i, kind in enumerate(self.kinds) if isinstance(kind, int) and kind]
+
+    @cached_property
+    def _span(self) -> tuple[int, int]:
+        """Addresses of the first call's tensors: all lie between these."""
+        begins = [self.one[i] for i in self.addresses]
+        return min(begins, default=0), max((self.one[i] + self._nbytes(i) for i in self.addresses), default=0)
 
     def together(self) -> list[tuple[int, int]]:
         """Pairs of tensors that overlap in the same way in both calls: an address of one could be the other's."""
@@ -216,16 +218,19 @@ class ArgumentPair:
         return found
 
     def _places(self, number: int, block: bytes, other: bytes) -> list[ArgumentSite] | None:
-        found, begin = [], 0
-        for at in range(0, len(block) - len(block) % _WORD, _WORD):
-            word, wanted = (int.from_bytes(part[at : at + _WORD], "little") for part in (block, other))
-            position = self._owner(word, wanted)
-            if position is not None:
-                found.append(ArgumentSite(number, at, position, word - self.one[position], _WORD))
-            elif word != wanted:
+        found, count = [], len(block) // _WORD
+        first, end = self._span
+        words, wanted = (struct.unpack_from(f"<{count}Q", each) for each in (block, other))
+        for i, (word, moved) in enumerate(zip(words, wanted, strict=True)):
+            if word == moved and not first <= word < end:
+                continue
+            position = self._owner(word, moved)
+            if position is None and word != moved:
                 return None
-            begin = at + _WORD
-        return found if block[begin:] == other[begin:] else None
+            if position is not None:
+                found.append(ArgumentSite(number, i * _WORD, position, word - self.one[position], _WORD))
+        rest = count * _WORD
+        return found if block[rest:] == other[rest:] else None
 
     def _owner(self, word: int, wanted: int) -> int | None:
         """The position of the tensor to which a word of the first call, and that of the other one, point alike."""
@@ -277,33 +282,3 @@ def _code(kind: ArgumentKind) -> int:
 _ADDRESS, _FLOAT, _OTHER = 0, 0x40, 0xFF
 _NARROWEST = 4
 """Bytes of the narrowest float that C converts to."""
-
-
-def captured(launches: Sequence[StreamWork], pool: Any = None) -> torch.cuda.CUDAGraph:
-    """The graph of launches, which do not run; not instantiated. They allocate from a pool, or None from a new one."""
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    # Other threads may allocate meanwhile, and this one may load kernels: neither is a part of the capture.
-    with _side_stream():
-        graph.capture_begin(pool, capture_error_mode="relaxed")
-        try:
-            run(launches)
-        finally:
-            graph.capture_end()
-    return graph
-
-
-def _executable(graph: torch.cuda.CUDAGraph) -> int:
-    """The driver's handle of an instantiated graph."""
-    return int(graph.raw_cuda_graph_exec())
-
-
-@contextmanager
-def _side_stream() -> Iterator[None]:
-    """The stream to capture on, as the current one: the caller's may be the default one, which cannot be captured."""
-    with torch.cuda.stream(_stream(torch.cuda.current_device())):
-        yield
-
-
-@cache
-def _stream(device: int) -> torch.cuda.Stream:
-    return own_stream(torch.device("cuda", device))
