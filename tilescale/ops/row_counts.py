@@ -23,8 +23,8 @@ STEP = TILINGS[-1].m
 MANY = 2048
 """Rows of a rank's shard of a long sequence."""
 
-ASKED = 32
-"""Row counts of a kernel, evenly spread, for which the strategy is estimated."""
+ASKED = 128
+"""Row counts of a kernel, evenly spread, for which the strategy is estimated: one of each row of high tiles."""
 
 
 class GemmKernels(NamedTuple):
@@ -56,8 +56,9 @@ class GemmKernels(NamedTuple):
         """Those of all numbers of rows."""
         rows_of: dict[Choice, list[int]] = defaultdict(list)
         step = max(STEP // self.parts, 1)
-        # The last row of tiles may be full, or nearly empty, which is estimated differently.
-        for rows in sorted({max(few_rows.ROWS // self.parts, 1), *range(1, ROWS, step), *range(step, ROWS + 1, step)}):
+        # Estimates of few rows depend on whether the last row of tiles is full, or nearly empty.
+        few = {max(few_rows.ROWS // self.parts, 1), *range(1, strategy.EXACT, step)}
+        for rows in sorted({*few, *range(step, ROWS + 1, step)}):
             rows_of[self.overlapped.choice(self.team, rows * self.parts, *self.how)].append(rows)
         needed, is_sequential = [], False
         for choice, rows in rows_of.items():
