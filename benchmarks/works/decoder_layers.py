@@ -23,17 +23,21 @@ import trials
 from device_trace import idle_percent
 from model_families import FAMILIES, LLAMA, SEED, Family, Stack
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from trials import Case, checked
 
 import tilescale
 from tilescale.tuning.race import Contender, Heat, Runner
 
-PREFILLS, SHORTEST = "prefill of a new length", 16
-"""The work of `Prefills`, and how many times longer than the shortest one the longest is."""
+PREFILLS, SHORTEST, WHOLE = "prefill of a new length", 16, 32
+"""The work of `Prefills`, how many times longer than the shortest one the longest is, and layers of Llama 3 8B."""
 
 STEPS, BOUND = 3, 2.0**-4
-"""Number of training steps whose losses are compared; error bound of results, relative to their magnitudes or to one.
-"""
+"""Number of training steps whose losses are compared; error bound of the results of up to `FEW` layers, relative to
+their magnitudes or to one."""
+
+FEW = 4
+"""More layers have the bound times the square root of their number through this: errors of rounding add up so."""
 
 CLOSE = 2.0**-7
 """Distance of two logits of a router that rounding may reverse."""
@@ -74,8 +78,9 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     """Sequences x tokens x features x layers."""
     if gpus == 1 or quick:
         return
-    for family in FAMILIES:
-        for work, mode, batch, tokens in _works(family):
+    for model in FAMILIES:
+        for work, mode, batch, tokens in _works(model):
+            family = kind_of(work).of(model)
             entries = [
                 Contender(name, functools.partial(kind_of(work)(family, work, batch, tokens).runner, way))
                 for name, way in CONTENDERS.items()
@@ -117,6 +122,11 @@ class Work:
     kind: str
     batch: int
     tokens: int
+
+    @staticmethod
+    def of(family: Family) -> Family:
+        """The layers that do the work."""
+        return family
 
     @property
     def trains(self) -> bool:
@@ -209,7 +219,13 @@ class Work:
 
 class Prefills(Work):
     """Prefills, each of a number of tokens that has not run before, up to `tokens`, as in an engine that captures
-    decode alone. Each rank has all tokens."""
+    decode alone. Each rank has all tokens. Attention is not cuDNN's, as in engines: that takes 72 ms to plan for a new
+    number of tokens. There are as many layers as in the model, which share what is new."""
+
+    @staticmethod
+    def of(family: Family) -> Family:
+        """All layers of the model."""
+        return replace(family, sizes=tuple({**dict(family.sizes), "num_hidden_layers": WHOLE}.items()))
 
     @property
     def sequence(self) -> bool:
@@ -221,13 +237,28 @@ class Prefills(Work):
         return self.family.stack(None, trials.device()).eval()
 
     def timed(self, call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Calls with the first tokens of x; all contenders take the same numbers, in the same order."""
-        least = max(self.tokens // SHORTEST, 1)
-        lengths = iter(random.Random(SEED).sample(range(least, self.tokens), self.tokens - least))
+        """Calls with the first tokens of x: as many as no contender has had. The first one to have a number would else
+        load the library's kernels for the others."""
+        lengths = _lengths(max(self.tokens // SHORTEST, 1), self.tokens)
         return lambda: call(x[:, : next(lengths)])
+
+    def _made(self, x: torch.Tensor, way: Way) -> Callable[[torch.Tensor], torch.Tensor]:
+        call = super()._made(x, way)
+
+        def of_any_length(x: torch.Tensor) -> torch.Tensor:
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+                return call(x)
+
+        return of_any_length
 
     def _dynamic(self, way: Way) -> bool:
         return True
+
+
+@functools.cache
+def _lengths(least: int, end: int) -> Iterator[int]:
+    """All numbers from `least` on, once, in an order that is the same on all ranks."""
+    return iter(random.Random(SEED).sample(range(least, end), end - least))
 
 
 def kind_of(work: str) -> type[Work]:
@@ -245,13 +276,17 @@ def _drawn(work: Work, seed: int) -> Case:
     if work.trains:
         run = Steps(model, whole.numel(), alone=True)
         want = torch.stack([run(whole) for _ in range(STEPS)])
-        return Case((work.mine(whole),), want, BOUND * want.abs().clamp(min=1))
+        return Case((work.mine(whole),), want, _bound(work, want))
     with torch.no_grad(), close_choices(model) as found:
         want = work.mine(model(whole)).float()
-    bound = BOUND * want.abs().clamp(min=1)
+    bound = _bound(work, want)
     for is_close in found:  # rounding decides there which experts a token takes
         bound.masked_fill_(work.mine(is_close.view(*whole.shape[:2], 1)), torch.inf)
     return Case((work.mine(whole),), want, bound)
+
+
+def _bound(work: Work, want: torch.Tensor) -> torch.Tensor:
+    return BOUND * max(work.family.layers / FEW, 1.0) ** 0.5 * want.abs().clamp(min=1)
 
 
 @contextlib.contextmanager
