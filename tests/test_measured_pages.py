@@ -20,6 +20,7 @@ MADE = {
         "layers": model_tables.llama_layers,
         "layers in graphs": model_tables.llama_graphs,
         "decode": model_tables.decode,
+        "new lengths": model_tables.new_lengths,
         "dense layers": model_tables.dense_layers,
         "expert layers": model_tables.expert_layers,
         "memory": model_tables.memory,

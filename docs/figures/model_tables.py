@@ -65,6 +65,12 @@ def llama_graphs() -> str:
     return _works(LLAMA, IN_GRAPHS)
 
 
+def new_lengths() -> str:
+    """Prefills of a new length by all layers of Llama 3 8B."""
+    works = [("Llama 3 8B, 128 to 2047 tokens", f"llama3_8b {FORWARD} of a new length", 1, 2048)]
+    return _works(works, (PLAN, COMPILED, OURS, DENSE[-1]))
+
+
 def dense_layers() -> str:
     """Layers of other models."""
     works = [
