@@ -74,6 +74,7 @@ def turned() -> Any:
 def test_a_symmetric_stand_in_stays_in_its_place(device: Device):
     own = device.program(turned())
     x, y, other = (torch.zeros(64, 64) for _ in range(3))
+    device.capturing = True  # kernels are launched one by one
     own([x, y])
     own([other, y])
     kernels = [entry for entry in device.log if entry[0] == "turned_0"]
@@ -188,9 +189,17 @@ def gathered_columns(X, Y, flags, rank, size):
     T.all_gather(X[:, 0:32], Y, dim=1, impl="direct")
 
 
-def test_workspaces_of_launches_are_made_before_a_capture(device: Device):
-    """The copies of columns that a gather moves are made by a launch, and so is their workspace."""
-    own = device.program(on_tensors(gathered_columns))
+@T.macro
+def reduced_columns(X, Y, flags, rank, size):
+    T.allreduce(Y[:, 0:32], impl="two_shot")
+
+
+@pytest.mark.parametrize("statements", [gathered_columns, reduced_columns])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_workspaces_of_launches_are_made_before_a_capture(device: Device, statements: Any, at_once: bool):
+    """Copies of columns that collectives move are made by launches; a first call may be a graph already."""
+    own = device.program(on_tensors(statements))
+    own.queue_waits = at_once
     y, flags = torch.zeros(64, 64), torch.zeros(8, dtype=torch.int32)
     for x in torch.zeros(6, 64, 64):
         own([x, y, flags])

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Tensors in the layout of collectives: contiguous, cut and joined along their first dimension.
 
-Other layouts are copied in and out. PyTorch allocates the copies from its pool, also in a CUDA graph.
+Other layouts are copied in and out. PyTorch allocates the copies from its pool, also in a CUDA graph. What lasts, such
+as workspaces, is made before: launches that are captured cannot.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def in_place(given: Operands, change: Change) -> list[StreamWork]:
     before = moved(given.source, tensor)
     if tensor.is_contiguous():
         return [*before, *change(tensor)]
+    change(_dense_like(tensor))  # makes what lasts
 
     def launch() -> None:
         dense = tensor.contiguous()
@@ -47,6 +49,7 @@ def along(axis: int, source: torch.Tensor, target: torch.Tensor, exchange: Excha
     first, out = by_parts(axis, source, target)
     if first.is_contiguous() and out.is_contiguous():
         return exchange(first, out)
+    exchange(_dense_like(first), _dense_like(out))  # makes what lasts
 
     def launch() -> None:
         dense, given = out.contiguous(), first.contiguous()  # the tensors themselves if contiguous
@@ -55,3 +58,8 @@ def along(axis: int, source: torch.Tensor, target: torch.Tensor, exchange: Excha
             out.copy_(dense)
 
     return [launch]
+
+
+def _dense_like(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor of this form, uninitialized; the tensor itself if it is one."""
+    return x if x.is_contiguous() else x.new_empty(x.shape)

@@ -188,6 +188,8 @@ def _reduce_scatter(played: RoundsKernel, placed: PlacedCollective) -> BoundColl
     """Partial sums lie in a copy of the source, which PyTorch allocates from its pool, also in a CUDA graph."""
 
     def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
+        played.between(source, source)  # makes the workspace: a launch that is captured cannot
+
         def add_up() -> None:
             sums = source.clone()
             run(played.between(sums, sums))
