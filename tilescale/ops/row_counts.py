@@ -13,18 +13,15 @@ import torch
 from tilescale.comm import Team
 from tilescale.ops import few_rows, strategy, whole_tensors
 from tilescale.ops.kernels import Choice, ChosenKernels, kernels
-from tilescale.ops.products import ROWS, TILINGS
+from tilescale.ops.products import ROWS
 from tilescale.runtime import ahead
 from tilescale.runtime.kernel import Kernel
-
-STEP = TILINGS[-1].m
-"""Rows at whose multiples a choice of tiles may change: the height of the smallest ones."""
 
 MANY = 2048
 """Rows of a rank's shard of a long sequence."""
 
 ASKED = 128
-"""Row counts of a kernel, evenly spread, for which the strategy is estimated: one of each row of high tiles."""
+"""Row counts of a kernel, evenly spread, for which the strategy is estimated."""
 
 
 class GemmKernels(NamedTuple):
@@ -55,14 +52,14 @@ class GemmKernels(NamedTuple):
     def of_any_rows(self) -> list[Kernel]:
         """Those of all numbers of rows."""
         rows_of: dict[Choice, list[int]] = defaultdict(list)
-        step = max(STEP // self.parts, 1)
+        step = strategy.step_of(self.parts)
         # Estimates of few rows depend on whether the last row of tiles is full, or nearly empty.
         few = {max(few_rows.ROWS // self.parts, 1), *range(1, strategy.EXACT, step)}
         for rows in sorted({*few, *range(step, ROWS + 1, step)}):
             rows_of[self.overlapped.choice(self.team, rows * self.parts, *self.how)].append(rows)
         needed, is_sequential = [], False
         for choice, rows in rows_of.items():
-            apart = -(-len(rows) // ASKED) | 1  # odd, to meet both
+            apart = -(-len(rows) // ASKED) | 1  # odd: high tiles are four steps, whose parts decide differently
             overlaps = list(map(self._overlaps, (*rows[::apart], rows[-1])))
             is_sequential |= not all(overlaps)
             needed += [choice] if any(overlaps) else []

@@ -141,11 +141,20 @@ class CollectiveGemm(NamedTuple):
 
 def overlaps(job: CollectiveGemm, team: Team) -> bool:
     """Whether a GEMM overlaps with its communication: never in float32 or between nodes, always where there is none."""
-    if job.dtype is torch.float32 or team.size == 1:
-        return job.dtype is not torch.float32
-    step = max(TILINGS[-1].m // team.size, 1)
-    alike = job if job.rows * team.size <= EXACT else job._replace(rows=math.ceil(job.rows / step) * step)
-    return _overlaps(current_machine(), alike, team.size)
+    if job.dtype is torch.float32:
+        return False
+    return team.size == 1 or _overlaps(current_machine(), _decided(job, team.size), team.size)
+
+
+def _decided(job: CollectiveGemm, ranks: int) -> CollectiveGemm:
+    """The GEMM whose decision is that of a job."""
+    step = step_of(ranks)
+    return job if job.rows * ranks <= EXACT else job._replace(rows=math.ceil(job.rows / step) * step)
+
+
+def step_of(parts: int) -> int:
+    """Rows of one of several parts at whose multiples a choice of tiles may change."""
+    return max(TILINGS[-1].m // parts, 1)  # the smallest ones
 
 
 @lru_cache(KEPT)
