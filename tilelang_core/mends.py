@@ -15,6 +15,7 @@ from tvm import tirx
 
 from tilelang_core.complements import with_complements
 from tilelang_core.launches import binds_threads
+from tilelang_core.loaded_layouts import with_loaded_layouts
 from tilelang_core.loads_by_registers import with_serial_loops
 from tilelang_core.loop_extents import with_constant_extents
 from tilelang_core.rewrite import renamed
@@ -29,7 +30,8 @@ def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Lowering renames these in place, to "thread_binding", in GEMMs of mma: a program has the same text after it.
     """
-    own = func.with_body(renamed(func.body, binds_threads))
+    own = with_loaded_layouts(func)
+    own = own.with_body(renamed(own.body, binds_threads))
     own = with_serial_loops(with_constant_extents(own))
     return with_like_extents(with_kept_extents(with_complements(own)))
 
