@@ -77,23 +77,27 @@ def _rounded(tile: ir.Buffer, store: ir.Stmt, use: TensorUse, uses: AccessMaps) 
 
 
 def _loaded(tile: ir.Buffer, arrivals: ArrivalReduce, source: Any, row: Any, column: Any) -> list[ir.Stmt]:
-    """A tile of what a unit has sent. Rows beyond the last one repeat it and are not stored: conditional loads would
-    wait for one another."""
+    """A tile of what a unit has sent. Conditional loads would wait for one another: so rows beyond the last one repeat
+    it and are not stored, and only tiles that end beyond the last column have conditions."""
     (high, wide), rows = tile.shape, arrivals.chunks.of
     height, across = ir.int_node(rows.height), ir.int_node(rows.across)
 
-    def some(row_of: Callable[[Any], Any]) -> ir.Stmt:
+    def some(repeats: bool, ends: bool = False) -> ir.Stmt:
         i, j = loops = tir.loop_variables(tile.shape)
-        value = ir.BufferLoad(arrivals.inbox, [source, row_of(row + i), column + j])
-        if ir.constant(across % wide) != 0:
+        place = ir.Min(row + i, height - 1) if repeats else row + i
+        value = ir.BufferLoad(arrivals.inbox, [source, place, column + j])
+        if ends:
             value = tir.call(tl.IF_THEN_ELSE, column + j < across, value, ir.Cast(str(tile.dtype), 0), dtype=tile.dtype)
         return tir.parallel(loops, tile.shape, ir.BufferStore(tile, value, loops))
 
-    if ir.constant(height % high) == 0:
-        return [some(lambda at: at)]
-    last = some(lambda at: ir.Min(at, height - 1))
-    some_rows = tir.evaluate(tir.call(tl.ASSUME, height >= 1, dtype="bool"))
-    return [some_rows, ir.IfThenElse(row + high <= height, some(lambda at: at), last)]
+    begun, loads = [], some(repeats=False)
+    repeats = ir.constant(height % high) != 0
+    if repeats:
+        begun = [tir.evaluate(tir.call(tl.ASSUME, height >= 1, dtype="bool"))]
+        loads = ir.IfThenElse(row + high <= height, loads, some(repeats))
+    if ir.constant(across % wide) != 0:
+        loads = ir.IfThenElse(column + wide <= across, loads, some(repeats, ends=True))
+    return [*begun, loads]
 
 
 def _combined(total: ir.Buffer, part: ir.Buffer, op: str) -> ir.Stmt:
