@@ -20,9 +20,6 @@ from tilescale.runtime.kernel import Kernel
 MANY = 2048
 """Rows of a rank's shard of a long sequence."""
 
-ASKED = 128
-"""Row counts of a kernel, evenly spread, for which the strategy is estimated."""
-
 
 class GemmKernels(NamedTuple):
     """The kernels of a GEMM with a collective.
@@ -57,13 +54,10 @@ class GemmKernels(NamedTuple):
         few = {max(few_rows.ROWS // self.parts, 1), *range(1, strategy.EXACT, step)}
         for rows in sorted({*few, *range(step, ROWS + 1, step)}):
             rows_of[self.overlapped.choice(self.team, rows * self.parts, *self.how)].append(rows)
-        needed, is_sequential = [], False
-        for choice, rows in rows_of.items():
-            apart = -(-len(rows) // ASKED) | 1  # odd: high tiles are four steps, whose parts decide differently
-            overlaps = list(map(self._overlaps, (*rows[::apart], rows[-1])))
-            is_sequential |= not all(overlaps)
-            needed += [choice] if any(overlaps) else []
-        return kernels(*needed, *(self._in_order() if is_sequential else ()))
+        # Most kernels overlap with their most rows: one estimate. Those of no row have all of theirs estimated.
+        needed = [choice for choice, rows in rows_of.items() if any(map(self._overlaps, reversed(rows)))]
+        every = (rows for each in rows_of.values() for rows in each)
+        return kernels(*needed, *(() if all(map(self._overlaps, every)) else self._in_order()))
 
     def _overlaps(self, rows: int) -> bool:
         return strategy.overlaps(self.job._replace(rows=rows), self.team)
