@@ -33,7 +33,7 @@ BUILT: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (gemm_rs.program, (2, SCALED)),
     (gemm_rs.program, (4, PLAIN)),
     *((ag_gemm_programs.program, (2, of, gathers)) for of in (PLAIN, BIASED, SCALED) for gathers in (True, False)),
-    (ag_gemm_programs.program, (2, replace(BIASED, tiles=TILINGS[4], gated=True, activation="silu"), True, 2)),
+    (ag_gemm_programs.program, (2, replace(BIASED, tiles=TILINGS[-2], gated=True, activation="silu"), True, 2)),
     *((ag_gemm_programs.program, (2, replace(PLAIN, parts=parts))) for parts in ((256, 256), (256, 128, 128))),
     (ag_gemm_programs.program, (2, FLOAT8, True, 1, 132)),
     *((gemm_ar.program, (2, of, blocks)) for of in (PLAIN, BIASED, FLOAT8) for blocks in (0, 132)),

@@ -21,8 +21,8 @@ from tilescale.ops.products import ROWS
 from tilescale.runtime import ahead
 from tilescale.runtime.kernel import Kernel
 
-DRAWN, MOST_KERNELS = 200, 7
-"""Row counts, and kernels of a grid."""
+DRAWN, MOST_KERNELS = 200, 16
+"""Row counts, and kernels of a grid: of each of eight widths one with a block for each tile, and a persistent one."""
 
 TEAM = Team(ranks=(0, 1), rank=0)
 OPERATORS = {

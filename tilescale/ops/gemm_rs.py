@@ -136,7 +136,8 @@ def _kernel(
     if blocks:
         tiles = in_parts(block_tiling(rows), rows)
         return program, team, GemmSpec(N, K, dtypes[0], tiles, True, biased, other=dtypes[1], blocks=True)
-    tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
+    adds = K * getattr(torch, dtypes[0]).itemsize
+    tiles = in_parts(tiling(rows, team.size, N, transposed, adds=adds), rows)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
     if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
         return program, team, concurrent_stores(of), at_once()
