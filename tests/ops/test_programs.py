@@ -48,7 +48,7 @@ def operands(size: int, n: int, k: int, transposed: bool, dtype: torch.dtype) ->
         (2, 64, 64, 64, SMALL, True, False, "bfloat16", 1),
         (3, 70, 136, 96, SMALL, False, True, "float16", 1),
         (2, CHUNK + 65, 72, 16, GemmTiling(128, 128, 1.0), True, True, "bfloat16", 1),
-        (2, 256, 448, 64, GemmTiling(128, 224, 1.0, group=2), True, False, "bfloat16", 1),
+        (2, 300, 440, 72, GemmTiling(128, 208, 1.0, group=2), True, True, "bfloat16", 1),
         (8, 9, 16, 24, SMALL, False, True, "bfloat16", 1),
         (3, 70, 136, 384, SMALL, True, True, "bfloat16", 3),
     ],
@@ -261,7 +261,7 @@ def scaled(a: list[torch.Tensor], b: list[torch.Tensor], scales: list[tuple[torc
         (2, 1, 8, 8, SMALL, False, False, "float16"),
         (3, 70, 136, 96, SMALL, False, True, "float16"),
         (2, CHUNK + 65, 72, 16, GemmTiling(128, 128, 1.0), True, True, "bfloat16"),
-        (2, 256, 448, 64, GemmTiling(128, 224, 1.0, group=2), True, False, "bfloat16"),
+        (2, 300, 440, 72, GemmTiling(128, 208, 1.0, group=2), True, True, "bfloat16"),
         (8, 9, 16, 24, SMALL, False, True, "bfloat16"),
     ],
 )
