@@ -30,12 +30,12 @@ def test_a_graph_serves_calls_with_tensors_elsewhere(device: Device, monkeypatch
     own = device.program(put())
     y = device.heap.zeros((64, 64), torch.float32)
     others = torch.zeros(LAUNCHED_BEFORE + 6, 64, 64).unbind()
-    for given in others[: LAUNCHED_BEFORE + 2]:
+    for given in others[: LAUNCHED_BEFORE + 1]:
         own([given, y])
-    assert device.names() == ["put_0"] * LAUNCHED_BEFORE + ["replay"] * 2
-    assert device.instantiated == 1 and len(device.graphs) == 2, "the second one shows what moves"
+    assert device.names() == ["put_0"] * LAUNCHED_BEFORE + ["replay"]
+    assert device.instantiated == 1 and len(device.graphs) == 2, "one of the first call shows what moves"
     nothing_is_bound(monkeypatch, own)
-    for given in others[LAUNCHED_BEFORE + 2 :]:
+    for given in others[LAUNCHED_BEFORE + 1 :]:
         assert own.again((given, y))
     assert device.instantiated == 1 and len(device.graphs) == 2 and set(device.names()) == {"replay"}
     ((_, *first),), passed = device.graphs[0], [kernel for (kernel,) in device.replayed]

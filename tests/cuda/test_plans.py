@@ -69,6 +69,9 @@ def test_calls_without_work_make_no_graph(monkeypatch: pytest.MonkeyPatch):
         def __init__(self, graph: list, given: tuple, kinds: list) -> None:
             captured.append((graph, given))
 
+        def learn(self, given: tuple, launches: list) -> None:
+            assert not launches or launches == [copy]
+
         def launch(self, given: tuple, bind: object, stream: int) -> bool:
             return True
 

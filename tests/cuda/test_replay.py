@@ -60,6 +60,30 @@ def test_addresses_inside_of_tensors_and_structures_move(device: Device):
     assert calls.captures == 2
 
 
+def test_an_earlier_call_shows_what_follows_its_addresses(device: Device):
+    kinds, passed = [NBYTES, NBYTES], lambda x, y: [pointer(x), pointer(y)]
+    calls = Calls(device, kinds, passed, FIRST, THIRD)
+    calls.graph.learn((SECOND, FIRST), calls._launches((SECOND, FIRST)))
+    assert calls.replayed(THIRD, SECOND) == [THIRD, SECOND] and calls.captures == 2
+
+
+def test_an_earlier_call_with_other_launches_shows_nothing(device: Device):
+    calls = Calls(device, [NBYTES], lambda x: [pointer(x)], FIRST)
+    calls.graph.learn((SECOND,), [lambda: device._launched("another", pointer(SECOND))])
+    calls.graph.learn((SECOND,), [])
+    assert calls.replayed(FIRST) == [FIRST] and calls.captures == 1
+    assert calls.replayed(THIRD) == [THIRD] and calls.replayed(SECOND) == [SECOND] and calls.captures == 2
+
+
+def test_an_earlier_call_gives_tensors_no_stand_ins(device: Device):
+    first = rows_of(device, FIRST, THIRD)
+    made = GraphReplay(replay.captured(first(())), (FIRST, THIRD), [NBYTES, NBYTES])
+    made.learn((SECOND, THIRD), rows_of(device, SECOND, THIRD)(()))
+    assert made.launch((FIRST, THIRD), first, 0) and device.replayed[-1] == [[FIRST], [FIRST, THIRD]]
+    assert made.launch((SECOND, THIRD), rows_of(device, SECOND, THIRD), 0)
+    assert device.replayed[-1] == [[SECOND], [STAND_IN], [STAND_IN, THIRD]]
+
+
 def test_scalars_are_found_when_they_change(device: Device):
     kinds = [NBYTES, np.dtype("int32"), np.dtype("float32")]
 

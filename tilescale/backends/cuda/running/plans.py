@@ -3,8 +3,9 @@
 
 A call's form is everything that decides what is launched: shapes, strides and types of its tensors, and scalars; for
 tensors that peers reach, and others in symmetric memory, the addresses too. The first call of a form is bound to its
-tensors and launched; then the launches become a CUDA graph. From then on the host's part of a call is to update the
-arguments of the graph's kernels and copies, if tensors have moved since the call before, and one launch (replay.py).
+tensors and launched. The launches of the second one become a CUDA graph, and those of both show what follows addresses.
+From then on the host's part of a call is to update the arguments of the graph's kernels and copies, if tensors have
+moved since the call before, and one launch (replay.py).
 Work that cannot be updated has a graph for each of the last addresses that came twice. A plan does not keep the
 caller's memory alive.
 
@@ -92,6 +93,8 @@ class CallPlan:
             if not (launches := self._launches(given, bind)):
                 return None  # other addresses may have some
             self.replay = GraphReplay(captured(launches), given, self._kinds)
+            for before in self._bound.items():
+                self.replay.learn(*before)
             self._bound.clear()
         if not self.replay.launch(given, bind, stream):
             self._launch_elsewhere(given, bind, stream)

@@ -19,7 +19,7 @@ from tilescale.backends.services import Noted
 from tilescale.comm.world import times_shrunk
 from tilescale.hda.current import current_machine
 
-TRIED = 4, 5, 6
+TRIED = 3, 4, 5
 """Calls of a form, by number, that are recorded, until one can be: programs have to know the form first. After these it
 is each one whose number is a power of two."""
 

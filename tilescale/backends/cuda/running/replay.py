@@ -120,9 +120,13 @@ class GraphReplay:
             raise driver.refused("cuGraphLaunch", -status)
         return status != native.UNKNOWN
 
-    def _learn(self, passed: Arguments, bind: Bind) -> bool:
-        """Find the differences from the launches of another call; False if there is nothing new, or more than addresses
-        and scalars differ."""
+    def learn(self, given: Arguments, launches: list[StreamWork]) -> None:
+        """Find the differences from the launches of an earlier call, unless a tensor needs a stand-in."""
+        self._learn(_encoded(given, self._kinds), lambda _: launches, is_over=True)
+
+    def _learn(self, passed: Arguments, bind: Bind, is_over: bool = False) -> bool:
+        """Find the differences from the launches of another call, which may be over; False if there is nothing new, or
+        more than addresses and scalars differ."""
         was = self.graph.given
         changed = {i for i, (now, before) in enumerate(zip(passed, was, strict=True)) if now != before}
         if changed <= self._known or self._is_fixed or self.graph.refused:
@@ -131,11 +135,11 @@ class GraphReplay:
         two = ArgumentPair(was, passed, self._kinds)
         found = two.differences(self._nodes, nodes_of(again.handle))
         if found is None:
-            self._is_fixed = True
+            self._is_fixed = not is_over  # the first launches of a form may be others
             return False
         pairs = zip(self._nodes, found, strict=True)
         if held := {site.position for node, sites in pairs if node.is_constant for site in sites}:
-            return self._stand_in(held, two, bind)
+            return not is_over and self._stand_in(held, two, bind)
         for sites, more in zip(self._sites, found, strict=True):
             sites.update(more)
         self._known |= changed | set(two.addresses)
