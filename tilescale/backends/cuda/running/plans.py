@@ -90,10 +90,11 @@ class CallPlan:
             self._calls += 1
             return run(self._launches(given, bind))
         if self.replay is None:
+            before = next(reversed(self._bound.items()), None)
             if not (launches := self._launches(given, bind)):
                 return None  # other addresses may have some
             self.replay = GraphReplay(captured(launches), given, self._kinds)
-            for before in self._bound.items():
+            if before is not None:
                 self.replay.learn(*before)
             self._bound.clear()
         if not self.replay.launch(given, bind, stream):
