@@ -48,6 +48,7 @@ def operands(size: int, n: int, k: int, transposed: bool, dtype: torch.dtype) ->
         (2, 64, 64, 64, SMALL, True, False, "bfloat16", 1),
         (3, 70, 136, 96, SMALL, False, True, "float16", 1),
         (2, CHUNK + 65, 72, 16, GemmTiling(128, 128, 1.0), True, True, "bfloat16", 1),
+        (2, 256, 448, 64, GemmTiling(128, 224, 1.0, group=2), True, False, "bfloat16", 1),
         (2, 300, 440, 72, GemmTiling(128, 208, 1.0, group=2), True, True, "bfloat16", 1),
         (8, 9, 16, 24, SMALL, False, True, "bfloat16", 1),
         (3, 70, 136, 384, SMALL, True, True, "bfloat16", 3),
@@ -261,6 +262,7 @@ def scaled(a: list[torch.Tensor], b: list[torch.Tensor], scales: list[tuple[torc
         (2, 1, 8, 8, SMALL, False, False, "float16"),
         (3, 70, 136, 96, SMALL, False, True, "float16"),
         (2, CHUNK + 65, 72, 16, GemmTiling(128, 128, 1.0), True, True, "bfloat16"),
+        (2, 256, 448, 64, GemmTiling(128, 224, 1.0, group=2), True, False, "bfloat16"),
         (2, 300, 440, 72, GemmTiling(128, 208, 1.0, group=2), True, True, "bfloat16"),
         (8, 9, 16, 24, SMALL, False, True, "bfloat16"),
     ],
@@ -417,9 +419,8 @@ def test_tensors_whole(size: int, impl: str | None, n: int):
 def test_any_schedule_of_the_blocks_gives_the_same():
     size, rows, n, k = 3, 65, 64, 64
     a, (_, lying) = [random(size * rows, k) for _ in range(size)], operands(size, n, k, True, torch.bfloat16)
-    program = module("gemm_rs").program(size, GemmSpec(n, k, "bfloat16", SMALL, True, False))
+    program, results = module("gemm_rs").program(size, GemmSpec(n, k, "bfloat16", SMALL, True, False)), []
     one = a[0].view(-1)[:1]
-    results = []
     for seed in (None, 1, 2):
         per_device = [
             [a[r].view(size, rows, k), lying[r], one, one.view(1, 1), one]
@@ -435,10 +436,9 @@ def test_any_schedule_of_the_blocks_gives_the_same():
 def test_blocks_take_tiles_in_turns(blocks: int):
     size, rows, n, k = 3, CHUNK, 136, 64
     a, bias = [random(size * rows, k, dtype=torch.half) for _ in range(size)], random(n, dtype=torch.half)
-    b, lying = operands(size, n, k, True, torch.half)
+    shape, (b, lying) = (size, rows, n), operands(size, n, k, True, torch.half)
     tiles = GemmTiling(128, 128, 1.0, stages=3, group=2)
     program = module("gemm_rs").program(size, GemmSpec(n, k, "float16", tiles, True, True), blocks)
-    shape = (size, rows, n)
     per_device = [
         [a[r].view(size, rows, k), lying[r], bias, bias[:1].view(1, 1), bias[:1]]
         + [unwritten(*s, dtype=torch.half) for s in ((1, rows, n), shape, shape)]
