@@ -36,7 +36,7 @@ CALLS, GROUP_FLOPS = {"eager": (4, 20), "graph": (1, 4)}, 4e12
 group: an interruption of the host spoils the time of a few calls that the host limits."""
 
 SETTLED = 44
-"""Calls after which the next ones are alike: a form is recorded in its first 6 calls, else tried again at 8, 16, 32."""
+"""Calls after which the next ones are alike: a form is recorded in its first 5 calls, else tried again at 8, 16, 32."""
 
 ROWS_OF_EACH = 10
 """Number of row counts drawn for each weight: kernels are compiled for weights."""

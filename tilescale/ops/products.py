@@ -188,7 +188,7 @@ CLOSE = 1.02
 """Time of tiles relative to the least, up to which the widest ones are taken: each width is a kernel."""
 
 RATES = {256: 1.0, 240: 0.985, 224: 0.98, 208: 0.965, 192: 0.975, 176: 0.95, 160: 0.95, 128: 0.88}
-"""Columns of tiles of 128 rows, and their rates: of eleven products on two H200, interleaved with 256 columns."""
+"""Columns of tiles of 128 rows, and their rates: of products on two H200 and on one, interleaved with 256 columns."""
 
 TILINGS = (*(GemmTiling(128, *it) for it in RATES.items()), GemmTiling(64, 128, 0.6), GemmTiling(64, 64, 0.45))
 
