@@ -440,7 +440,7 @@ def layout_map(func: PrimFunc) -> dict[Buffer, Any]:
     The buffers are those of the traced function.
     """
     blocks = (stmt for stmt in statements(func.body) if isinstance(stmt, SBlock))
-    return {buffer: layout for block in blocks for buffer, layout in block.annotations.get("layout_map", {}).items()}
+    return {buffer: layout for block in blocks for buffer, layout in block.annotations.get(tl.LAYOUTS, {}).items()}
 
 
 def parameters(func: PrimFunc) -> list[tuple[Var, Buffer | None]]:

@@ -14,10 +14,8 @@ import tvm_ffi
 from tilelang.layout import Fragment, Layout
 from tvm import tirx
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core.rewrite import rewritten
-
-_LAYOUTS = "layout_map"
 
 
 def with_loaded_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -27,13 +25,11 @@ def with_loaded_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _own(node: Any) -> Any:
     """A block with layouts of this process; None for any other node."""
-    if not isinstance(node, tirx.SBlock) or _LAYOUTS not in node.annotations:
+    if not isinstance(node, tirx.SBlock) or tl.LAYOUTS not in node.annotations:
         return None
-    layouts = {
-        tile: _remade(layout) if _is_read(layout) else layout for tile, layout in node.annotations[_LAYOUTS].items()
-    }
+    layouts = {tile: _remade(layout) for tile, layout in node.annotations[tl.LAYOUTS].items()}
     given = node.iter_vars, node.reads, node.writes, node.name_hint, node.body, node.init
-    return tirx.SBlock(*given, node.alloc_buffers, node.match_buffers, {**node.annotations, _LAYOUTS: layouts})
+    return tirx.SBlock(*given, node.alloc_buffers, node.match_buffers, {**node.annotations, tl.LAYOUTS: layouts})
 
 
 def _expressions(layout: Layout) -> list[ir.PrimExpr]:

@@ -42,6 +42,9 @@ REGION = "tl.region"
 STAGES = "num_stages"
 """Annotation of a pipelined loop: how many iterations are in flight."""
 
+LAYOUTS = "layout_map"
+"""Annotation of a launch: the layouts of tiles."""
+
 ROLES = "kWarpSpecializationScope"
 """Attribute of a branch on the thread index whose two sides are roles of a block."""
 

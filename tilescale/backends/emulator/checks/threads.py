@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core.accesses import accesses_in
 from tilelang_core.layouts import TileLayout, inferred
 from tilescale.backends.base import text_target
@@ -88,7 +88,7 @@ class Threads(InProgram):
             if launch is None:
                 continue
             found = list(steps(phase.stmt, launch.threads[0], lambda stmt: None))
-            held = spread(found) - set(dict(launch.notes).get("layout_map", ()))
+            held = spread(found) - set(dict(launch.notes).get(tl.LAYOUTS, ()))
             layouts = _Layouts(self._run, launch)
             for step, threads in found:
                 known = ThreadDistribution.of(step, threads, held)

@@ -43,7 +43,7 @@ class Layouts:
 
     def __init__(self, compiler: Compiler, buffer: ir.Buffer):
         self.buffer = buffer
-        given = dict(compiler.launch.notes).get("layout_map", {}).get(buffer.data)
+        given = dict(compiler.launch.notes).get(tl.LAYOUTS, {}).get(buffer.data)
         self.layout = TileLayout.of(given) if given is not None else None
         self.is_distributed = self.layout is not None and self.layout.thread is not None
         if self.layout is not None:

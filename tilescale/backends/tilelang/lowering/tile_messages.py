@@ -54,7 +54,7 @@ def is_dense(stage: DeviceStage, tile: TileRegion) -> bool:
     buffer, begins, nbytes = tile.buffer, ir.constants(tile.begins), ir.bits(tile.dtype) // 8
     if ir.scope_kind(buffer) != "shared" or begins is None:
         return False
-    if buffer.data in dict(stage.launch.notes).get("layout_map", {}):
+    if buffer.data in dict(stage.launch.notes).get(tl.LAYOUTS, {}):
         return False
     shape = [ir.integer(n) for n in buffer.shape]
     behind = next((axis for axis, n in enumerate(tile.extents) if n != 1), len(shape))

@@ -161,7 +161,7 @@ class ClusterStage(Stage):
         bits = ir.bits(tiles[0].dtype)
         if bits % 8:
             raise self.unsupported(f"moves between programs of elements of {bits} bits")
-        laid_out = dict(self.launch.notes).get("layout_map", {})
+        laid_out = dict(self.launch.notes).get(tl.LAYOUTS, {})
         if bits == 64 or any(t.buffer.data in laid_out or t.buffer.scope() != "shared.dyn" for t in tiles):
             return 1
         most = WORD * 8 // bits

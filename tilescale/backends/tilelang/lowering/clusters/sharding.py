@@ -129,7 +129,7 @@ class ClusterShards:
             raise self.cluster.unsupported(f"views that split {tile.name!r} along different dimensions")
         dim = self._dims.get(tile.data, min(viewed))
         shape = ir.constants(tile.shape)
-        if shape is None or tile.data in dict(self.cluster.launch.notes).get("layout_map", {}):
+        if shape is None or tile.data in dict(self.cluster.launch.notes).get(tl.LAYOUTS, {}):
             raise self.cluster.unsupported(f"a symbolic extent or a given layout of {tile.name!r}, a cluster's tile")
         share = 0
         if dim is not None:
