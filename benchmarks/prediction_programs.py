@@ -220,15 +220,15 @@ def gather_and_multiply(m: int, n: int, k: int, devices: int, places: int, sende
                 with T.Scale("device") as (rank, size):
                     if block < senders:
                         for step in T.serial(size):
-                            for turn in T.serial(T.ceildiv(parts - block, senders)):
-                                row = (block + turn * senders) // tiles_k * BLOCK_M
-                                col = (block + turn * senders) % tiles_k * BLOCK_K
+                            for iteration in T.serial(T.ceildiv(parts - block, senders)):
+                                row = (block + iteration * senders) // tiles_k * BLOCK_M
+                                col = (block + iteration * senders) % tiles_k * BLOCK_K
                                 to = (rank + size - step) % size
                                 T.copy(A[row, col], a)
                                 T.copy(a, gathered[rank, row, col], dst=to, signal=arrived[rank])
                     else:
-                        for turn in T.serial(T.ceildiv(devices * tiles_m * tiles_n - (block - senders), workers)):
-                            tile = block - senders + turn * workers
+                        for iteration in T.serial(T.ceildiv(devices * tiles_m * tiles_n - (block - senders), workers)):
+                            tile = block - senders + iteration * workers
                             shard = (rank + tile // (tiles_m * tiles_n)) % size
                             row, col = tile // tiles_n % tiles_m * BLOCK_M, tile % tiles_n * BLOCK_N
                             T.wait(arrived[shard], ">=", parts)

@@ -196,12 +196,15 @@ def waited_us(report: tilescale.Report, name: str) -> float:
     return sum(span.end_s - span.begin_s for span in report.timeline.spans if span.name == name) * 1e6
 
 
-def test_one_turn_behind_the_parts_have_arrived(tmp_path: Path):
+def test_one_iteration_behind_the_parts_have_arrived(tmp_path: Path):
     """Reduced in the iteration in which it is multiplied, a tile is waited for; one iteration later it has arrived."""
     text = NUMBERED[15].read_text(encoding="utf-8")
     for behind, at_once in (
-        ("turn > 0 and (block + turn - 1) % size == rank", "turn < turns and (block + turn) % size == rank"),
-        ("t = block + (turn - 1) * blocks", "t = block + turn * blocks"),
+        (
+            "iteration > 0 and (block + iteration - 1) % size == rank",
+            "iteration < iterations and (block + iteration) % size == rank",
+        ),
+        ("t = block + (iteration - 1) * blocks", "t = block + iteration * blocks"),
     ):
         assert text.count(behind) == 1
         text = text.replace(behind, at_once)

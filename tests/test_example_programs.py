@@ -153,7 +153,7 @@ def test_a_launch_leaves_nothing_on_its_way_to_the_next(number: int, monkeypatch
         (2, "T.barrier()"),
         (4, "T.barrier()  # every inbox is free, every flag cleared"),
         (7, "T.barrier()  # no device reads the inbox of the previous launch, every flag is cleared"),
-        (15, 'T.wait(reduced[block + turn * blocks], ">=", 1)'),
+        (15, 'T.wait(reduced[block + iteration * blocks], ">=", 1)'),
         (16, "T.barrier()  # no device reads the blocks of the previous launch, every flag is cleared"),
         (18, "T.clear(arrived)"),
         (20, "T.clear(free)"),

@@ -7,8 +7,8 @@ TVM's simplifiers, as TileLang 0.1.15 has them, get these wrong:
   parallel loop's variable, which becomes a quotient of the thread's index. The canonical form takes the factor -1 out
   of the division, which is right for truncated division alone. A swizzled layout divides the indices of a tile.
 - `(base - i) % n` and `(base - i) // n` as an index with one loop or thread variable in it: IterMapSimplify, in
-  FlattenBuffer, divides the base by -1 and drops what that leaves. `(rank - turn) % ranks`, a rotation of the ranks, is
-  such a number.
+  FlattenBuffer, divides the base by -1 and drops what that leaves. `(rank - iteration) % ranks`, a rotation of the
+  ranks, is such a number.
 
 So a negated term becomes a complement: `-i` is `(i ^ 63) - 63` where `i` is at most 63, and `(i ^ -1) + 1` otherwise.
 The simplifiers know nothing of exclusive or.

@@ -69,6 +69,6 @@ def on_load(listener: Callable[[int], None]) -> None:
         _listeners.append(listener)
 
 
-def is_told() -> bool:
+def is_notified() -> bool:
     """Whether TileLang has announced a module; if it has not when a kernel runs, it never will."""
     return _loads > 0

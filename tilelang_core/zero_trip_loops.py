@@ -246,8 +246,8 @@ class _Kernel:
 
     # -- which are needed --
 
-    def _uses(self, items: Iterable[int | _Block], way: int) -> bool | None:
-        """Whether items, in the order of the step `way`, use shared memory before a barrier; None without either."""
+    def _uses(self, items: Iterable[int | _Block], direction: int) -> bool | None:
+        """Whether items, with the step `direction`, use shared memory before a barrier; None without either."""
         for item in items:
             if isinstance(item, int):
                 if _BARRIER.match(self.lines[item]):
@@ -255,20 +255,20 @@ class _Kernel:
                 if self._names.use_shared(self.lines[item]):
                     return True
                 continue
-            inside = self._names.use_shared(self.lines[item.begin]) or self._uses(item.items[::way], way)
+            inside = self._names.use_shared(self.lines[item.begin]) or self._uses(item.items[::direction], direction)
             if inside or item.barrier or inside is False and item.kind == "":
                 return bool(inside)
         return None
 
-    def _used(self, block: _Block, way: int) -> bool:
-        """Whether shared memory is used between a block and the last barrier before it (way -1), or the next (1)."""
+    def _used(self, block: _Block, direction: int) -> bool:
+        """Whether shared memory is used between a block and the last barrier before it (-1), or the next (1)."""
         while (around := block.parent) is not None:
-            line = around.items[::way]
+            line = around.items[::direction]
             place = next(i for i, item in enumerate(line) if item is block)
             beyond = [item for item in line[place + 1 :] if item is not block.other]
-            found = self._uses(beyond, way)
+            found = self._uses(beyond, direction)
             if found is None and (around.kind in ("for", "while") or around.steps):
-                found = self._uses(line[: place + 1], way) or None
+                found = self._uses(line[: place + 1], direction) or None
             if found is not None:
                 return found
             block = around

@@ -16,7 +16,7 @@ from trials import Case, checked, ours
 
 import tilescale.language as T
 from tilescale.ops import gemm_rs
-from tilescale.ops.persistent import turns_of
+from tilescale.ops.persistent import iterations_of
 from tilescale.ops.products import TILINGS, GemmSpec, GemmTiling, at_once, concurrent_stores, multiply, rescale
 from tilescale.passes.overlap.raster import grouped
 from tilescale.tuning.race import Contender, Heat, Runner
@@ -95,8 +95,8 @@ def counted(m: int, of: GemmSpec, blocks: int) -> Any:
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 with T.Scale("device"):
-                    for turn in T.serial(turns_of(block, blocks, high * across)):
-                        row, column = place(block + turn * blocks, tiles, high, across)
+                    for iteration in T.serial(iterations_of(block, blocks, high * across)):
+                        row, column = place(block + iteration * blocks, tiles, high, across)
                         T.clear(c)
                         multiply(A, 0, row, B, column, a, b, c, of.K, tiles, True)
                         if of.scaled:

@@ -145,8 +145,8 @@ def ag_gemm_queue(
                 c = T.alloc((t.m, t.n), "float32", level="l0")
                 out = T.alloc((t.m, t.n), "bfloat16", level="l1")
                 with T.Scale("device") as (rank, size):
-                    for turn in T.serial(T.ceildiv(tiles - block, blocks) if blocks < tiles else 1):
-                        tile = block + turn * blocks
+                    for iteration in T.serial(T.ceildiv(tiles - block, blocks) if blocks < tiles else 1):
+                        tile = block + iteration * blocks
                         # The local shard first, then that of the previous device, which sends here first, and so on.
                         shard = (rank + size - tile // (tiles_m * tiles_n)) % size
                         row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
@@ -186,8 +186,8 @@ def ag_gemm_senders(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int,
                 sent = T.alloc((t.m, wide), "bfloat16", level="l1")
                 with T.Scale("device") as (rank, size):
                     if block < senders:
-                        for turn in T.serial(T.ceildiv(pieces - block, senders)):
-                            piece = block + turn * senders
+                        for iteration in T.serial(T.ceildiv(pieces - block, senders)):
+                            piece = block + iteration * senders
                             m, k = piece // across * t.m, piece % across * wide
                             T.copy(A[rank, m, k], sent)
                             for step in T.serial(1, size):
@@ -252,8 +252,8 @@ def gemm_rs_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, b
                 c = T.alloc((t.m, t.n), "float32", level="l0")
                 out = T.alloc((t.m, t.n), "bfloat16", level="l1")
                 with T.Scale("device") as (rank, size):
-                    for turn in T.serial(T.ceildiv(tiles - block, blocks)):
-                        tile = block + turn * blocks
+                    for iteration in T.serial(T.ceildiv(tiles - block, blocks)):
+                        tile = block + iteration * blocks
                         owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size  # others' rows first
                         row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
                         m, n = row * t.m, column * t.n
@@ -293,8 +293,8 @@ def gemm_rs_direct(devices: int, M: int, N: int, K: int, t: Tiling, blocks: int)
                 c = T.alloc((t.m, t.n), "float32", level="l0")
                 out = T.alloc((t.m, t.n), "bfloat16", level="l1")
                 with T.Scale("device") as (rank, size):
-                    for turn in T.serial(T.ceildiv(tiles - block, blocks)):
-                        tile = block + turn * blocks
+                    for iteration in T.serial(T.ceildiv(tiles - block, blocks)):
+                        tile = block + iteration * blocks
                         owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size
                         row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
                         m, n = row * t.m, column * t.n
@@ -329,8 +329,8 @@ def put(devices: int, rows: int, columns: int, blocks: int, impl: str, tile: tup
             with T.Scale("block"):
                 x = T.alloc((high, wide), "bfloat16", level="l1")
                 with T.Scale("device") as (rank, size):
-                    for turn in T.serial(T.ceildiv(tiles - block, blocks)):
-                        number = block + turn * blocks
+                    for iteration in T.serial(T.ceildiv(tiles - block, blocks)):
+                        number = block + iteration * blocks
                         m, n = number // across * high, number % across * wide
                         T.copy(X[m, n], x)
                         T.copy(x, Y[m, n], dst=(rank + 1) % size, impl=impl)

@@ -28,8 +28,8 @@ def product_allreduce(devices: int, M: int, N: int, K: int, t: Tiling, blocks: i
                 c = T.alloc((t.m, t.n), "float32", level="l0")
                 out = T.alloc((t.m, t.n), "bfloat16", level="l1")
                 with T.Scale("device"):
-                    for turn in T.serial(T.ceildiv(tiles - block, blocks) if blocks < tiles else 1):
-                        row, column = raster(block + turn * blocks, tiles_m, tiles_n)
+                    for iteration in T.serial(T.ceildiv(tiles - block, blocks) if blocks < tiles else 1):
+                        row, column = raster(block + iteration * blocks, tiles_m, tiles_n)
                         multiply(A, 0, row * t.m, B, column * t.n, a, b, c, K // t.k, t.k, t.stages)
                         T.copy(c, out)
                         T.allreduce(out)

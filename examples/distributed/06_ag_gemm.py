@@ -89,15 +89,15 @@ def tile_by_tile(devices: int, M: int, N: int, K: int, blocks: int | None = None
                 b = T.alloc((TILE_K, TILE_N), "bfloat16", level="l1")
                 c = T.alloc((TILE_M, TILE_N), "float32", level="l0")
                 with T.Scale("device") as (rank, size):
-                    for turn in T.serial(T.ceildiv(tiles_m * tiles_k - block, blocks)):
-                        part = block + turn * blocks  # of the local shard
+                    for iteration in T.serial(T.ceildiv(tiles_m * tiles_k - block, blocks)):
+                        part = block + iteration * blocks  # of the local shard
                         row = part // tiles_k * TILE_M
                         col = part % tiles_k * TILE_K
                         T.copy(A_dev[0, row, col], a)
                         for step in T.serial(size):
                             T.copy(a, gathered[rank, row, col], dst=(rank + step) % size, signal=arrived[rank])
-                    for turn in T.serial(T.ceildiv(devices * tiles_m * tiles_n - block, blocks)):
-                        tile = block + turn * blocks  # of C, rows of the local shard first
+                    for iteration in T.serial(T.ceildiv(devices * tiles_m * tiles_n - block, blocks)):
+                        tile = block + iteration * blocks  # of C, rows of the local shard first
                         shard = (rank + tile // (tiles_m * tiles_n)) % size
                         m = tile // tiles_n % tiles_m * TILE_M
                         n = tile % tiles_n * TILE_N

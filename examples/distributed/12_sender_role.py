@@ -50,8 +50,8 @@ def worker_and_sender(devices: int, M: int, N: int, K: int, blocks: int = 8):
                 empty = T.alloc_barrier([128] * STAGES)
                 with T.Scale("warpgroup") as (wg, _), T.Scale("device") as (rank, size):
                     c = T.alloc((TILE_M, TILE_N), "float32", level="l0")
-                    for turn in T.serial(T.ceildiv(tiles - block, blocks)):
-                        tile, stage, used = block + turn * blocks, turn % STAGES, turn // STAGES
+                    for iteration in T.serial(T.ceildiv(tiles - block, blocks)):
+                        tile, stage, used = block + iteration * blocks, iteration % STAGES, iteration // STAGES
                         row, col = tile // tiles_n * TILE_M, tile % tiles_n * TILE_N
                         if wg == 1:
                             T.clear(c)

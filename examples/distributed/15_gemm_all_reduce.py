@@ -87,11 +87,11 @@ def tile_by_tile(devices: int, M: int, N: int, K: int, blocks: int | None = None
                 c = T.alloc((TILE_M, TILE_N), "float32", level="l0")
                 one = T.alloc((TILE_M, TILE_N), "float32", level="l0")
                 tile = T.alloc((TILE_M, TILE_N), "float32", level="l1")
-                turns = T.ceildiv(tiles_m * tiles_n - block, blocks)
+                iterations = T.ceildiv(tiles_m * tiles_n - block, blocks)
                 with T.Scale("device") as (rank, size):
-                    for turn in T.serial(turns + 1):
-                        if turn < turns:
-                            t = block + turn * blocks
+                    for iteration in T.serial(iterations + 1):
+                        if iteration < iterations:
+                            t = block + iteration * blocks
                             m = t // tiles_n * TILE_M
                             n = t % tiles_n * TILE_N
                             T.clear(c)
@@ -100,9 +100,9 @@ def tile_by_tile(devices: int, M: int, N: int, K: int, blocks: int | None = None
                                 T.copy(B_dev[k * TILE_K, n], b)
                                 T.gemm(a, b, c)
                             T.copy(c, tile)
-                            T.copy(tile, inbox[rank, m, n], dst=(block + turn) % size, signal=arrived[t])
-                        if turn > 0 and (block + turn - 1) % size == rank:
-                            t = block + (turn - 1) * blocks
+                            T.copy(tile, inbox[rank, m, n], dst=(block + iteration) % size, signal=arrived[t])
+                        if iteration > 0 and (block + iteration - 1) % size == rank:
+                            t = block + (iteration - 1) * blocks
                             m = t // tiles_n * TILE_M
                             n = t % tiles_n * TILE_N
                             T.wait(arrived[t], ">=", size)
@@ -114,8 +114,8 @@ def tile_by_tile(devices: int, M: int, N: int, K: int, blocks: int | None = None
                             T.copy(c, tile)
                             for step in T.serial(size):
                                 T.copy(tile, C[m, n], dst=(rank + step) % size, signal=reduced[t])
-                    for turn in T.serial(turns):
-                        T.wait(reduced[block + turn * blocks], ">=", 1)
+                    for iteration in T.serial(iterations):
+                        T.wait(reduced[block + iteration * blocks], ">=", 1)
 
     return gemm_ar
 

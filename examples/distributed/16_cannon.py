@@ -75,12 +75,12 @@ def cannon(side: int, M: int, N: int, K: int):
                     here = step % 2
                     with T.Scale("device"):
                         if step + 1 < side:
-                            for turn in T.serial(T.ceildiv(tiles_k - bx, tiles_n)):
-                                k = bx + turn * tiles_n
+                            for iteration in T.serial(T.ceildiv(tiles_k - bx, tiles_n)):
+                                k = bx + iteration * tiles_n
                                 T.copy(a_blocks[here, by * TILE, k * TILE_K], a_out)
                                 T.copy(a_out, a_blocks[1 - here, by * TILE, k * TILE_K], dst=left, signal=arrived[0])
-                            for turn in T.serial(T.ceildiv(tiles_k - by, tiles_m)):
-                                k = by + turn * tiles_m
+                            for iteration in T.serial(T.ceildiv(tiles_k - by, tiles_m)):
+                                k = by + iteration * tiles_m
                                 T.copy(b_blocks[here, k * TILE_K, bx * TILE], b_out)
                                 T.copy(b_out, b_blocks[1 - here, k * TILE_K, bx * TILE], dst=above, signal=arrived[1])
                     T.clear(c)

@@ -62,15 +62,15 @@ def by_panels(P: int, Q: int, M: int, N: int, K: int):
                     with T.Scale("device"):
                         if step // (panels // Q) == col:
                             left = step % (panels // Q) * width
-                            for turn in T.serial(T.ceildiv(tiles_k - bx, tiles_n)):
-                                k = (bx + turn * tiles_n) * TILE_K
+                            for iteration in T.serial(T.ceildiv(tiles_k - bx, tiles_n)):
+                                k = (bx + iteration * tiles_n) * TILE_K
                                 T.copy(A[by * TILE, left + k], a_out)
                                 for j in T.serial(Q):
                                     T.copy(a_out, a_panels[step % 2, by * TILE, k], dst=row * Q + (col + j) % Q)
                         if step // (panels // P) == row:
                             top = step % (panels // P) * width
-                            for turn in T.serial(T.ceildiv(tiles_k - by, tiles_m)):
-                                k = (by + turn * tiles_m) * TILE_K
+                            for iteration in T.serial(T.ceildiv(tiles_k - by, tiles_m)):
+                                k = (by + iteration * tiles_m) * TILE_K
                                 T.copy(B[top + k, bx * TILE], b_out)
                                 for i in T.serial(P):
                                     T.copy(b_out, b_panels[step % 2, k, bx * TILE], dst=(row + i) % P * Q + col)

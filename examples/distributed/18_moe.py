@@ -98,8 +98,8 @@ def moe(devices: int, tokens: int, width: int, hidden: int, experts: int, top_k:
                     for e in T.serial(experts):
                         T.wait(returned[e], ">=", 1)
                     y = T.alloc((hidden,), "float32", level="l0")
-                    for turn in T.serial(T.ceildiv(tokens - block, experts)):
-                        t = block + turn * experts
+                    for iteration in T.serial(T.ceildiv(tokens - block, experts)):
+                        t = block + iteration * experts
                         T.clear(y)
                         for j in T.serial(top_k):
                             if slot[t, j] >= 0:

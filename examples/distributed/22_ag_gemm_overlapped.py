@@ -18,7 +18,7 @@ barrier. Tiles come in the order in which the shards arrive: rank r - 1 sends to
 The grid has one block for each tile, as many as there are: they wait for copy engines, not for each other, so any
 subset of them may be resident.
 
-Things to try: `rank + turn` in place of `rank + devices - turn`, and look at the waits with `--timeline run.svg`; a
+Things to try: `rank + step` in place of `rank + devices - step`, and look at the waits with `--timeline run.svg`; a
 single chunk; leave out the wait, and read which elements race.
 """
 
@@ -69,8 +69,8 @@ def overlapped(
                 b = T.alloc((TILE_K, TILE_N), "bfloat16", level="l1")
                 c = T.alloc((TILE_M, TILE_N), "float32", level="l0")
                 out = T.alloc((TILE_M, TILE_N), dtype, level="l1")
-                turn = block // (tiles_m * tiles_n)
-                shard = (T.rank("device") + devices - turn) % devices  # in the order in which they arrive
+                step = block // (tiles_m * tiles_n)
+                shard = (T.rank("device") + devices - step) % devices  # in the order in which they arrive
                 place = block % (tiles_m * tiles_n)
                 part = place // (group * tiles_n)  # chunk after chunk, column after column of it
                 height = T.min(group, tiles_m - part * group)

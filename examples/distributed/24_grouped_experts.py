@@ -36,8 +36,8 @@ def products(x, w, y, place, grid, tile, stages, squares):
     a = T.alloc((tile[0], tile[2]), "bfloat16", level="l1")
     b = T.alloc((tile[2], tile[1]), "bfloat16", level="l1")
     c = T.alloc((tile[0], tile[1]), "float32", level="l0")
-    for turn in T.serial(T.ceildiv(w.shape[2], tile[1] * grid[0])):
-        column = (place[0] + turn * grid[0]) * tile[1]
+    for iteration in T.serial(T.ceildiv(w.shape[2], tile[1] * grid[0])):
+        column = (place[0] + iteration * grid[0]) * tile[1]
         T.clear(c)
         for k in T.Pipelined(T.ceildiv(w.shape[1], tile[2]), num_stages=stages):
             T.copy(x[source, expert, row, k * tile[2]], a)
@@ -99,8 +99,8 @@ def by_offsets(devices: int, experts: int, tokens: int, width: int, hidden: int)
                 c = T.alloc((TILE_M, TILE_N), "float32", level="l0")
                 source, expert = by // experts, by % experts
                 end = all_begins[source, expert + 1]
-                for turn in T.serial(T.ceildiv(end - all_begins[source, expert], TILE_M)):
-                    row = all_begins[source, expert] + turn * TILE_M
+                for iteration in T.serial(T.ceildiv(end - all_begins[source, expert], TILE_M)):
+                    row = all_begins[source, expert] + iteration * TILE_M
                     T.clear(c)
                     for k in T.Pipelined(T.ceildiv(width, TILE_K), num_stages=2):
                         T.copy(gathered[source * tokens + row, k * TILE_K], a)

@@ -11,7 +11,7 @@ import torch
 
 from tilescale.comm import Team, World, session
 from tilescale.comm.call import CollectiveCall
-from tilescale.comm.refusal import refuse, tells
+from tilescale.comm.refusal import notifies, refuse
 from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
@@ -231,7 +231,7 @@ def test_what_leaves_a_call_on_all_ranks_is_no_failure(run_ranks) -> None:
         told = []
         team._session.refuse = lambda *given: told.append(given)
 
-        @tells(lambda x: team)
+        @notifies(lambda x: team)
         def layer(x):
             return (x * 2).sin()
 
@@ -249,7 +249,7 @@ def test_errors_that_all_ranks_raise_by_themselves_are_not_told(run_ranks) -> No
         told = []
         team._session.refuse = lambda ranks, call: told.append(call.refusal)
 
-        @tells(lambda error: team)
+        @notifies(lambda error: team)
         def fails(error):
             raise error
 

@@ -217,9 +217,9 @@ def test_a_loop_that_polls_ends(how):
         assert torch.equal(per_device[0][1], per_device[1][0])
     body = bodies(source(program))
     loops = 2 if how == "nested" else 1
-    assert body.count("tilescale::turn<") == loops and body.count("tilescale::look(") == 1
+    assert body.count("tilescale::iteration<") == loops and body.count("tilescale::look(") == 1
     is_alone = how == "one thread"
-    assert ("tilescale::told<" in body) == (not is_alone)  # else one thread polls for all
+    assert ("tilescale::broadcast_value<" in body) == (not is_alone)  # else one thread polls for all
 
 
 def test_loops_that_poll_are_compiled():
@@ -241,7 +241,7 @@ def test_a_loop_that_waits_ends_once_a_wait_has_failed():
                     Y[0] += 1
 
     tilescale.emulate(program, [[torch.zeros(1, dtype=torch.int32)] for _ in "ab"])
-    assert "tilescale::turn<0>" in bodies(source(program))
+    assert "tilescale::iteration<0>" in bodies(source(program))
 
 
 def rows_from_memory(kind):

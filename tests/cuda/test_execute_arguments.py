@@ -110,11 +110,11 @@ def test_a_tensor_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_no_program_takes_has_no_form():
-    told = CallPlans(lambda: False).told
+    arguments_of = CallPlans(lambda: False).arguments_of
     for wrong in (np.zeros(3), [1], ([1],), "x", object()):
-        assert told([torch.zeros(3), wrong]) is None
+        assert arguments_of([torch.zeros(3), wrong]) is None
     for right_ in (None, 1, 1.5, True, np.int64(3)):
-        assert hash(told([torch.zeros(3), right_]))
+        assert hash(arguments_of([torch.zeros(3), right_]))
 
 
 def test_a_copy_stands_for_an_argument_of_the_calls_of_a_graph(device: Device):

@@ -367,7 +367,7 @@ def test_kept_rows_are_read_in_the_turn_of_the_call(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "_overlapped", lambda *given: ([], gathered))
     monkeypatch.setattr(module, "workspace_of", lambda team: space)
     for keeps in (False, True):
-        module._products(torch.ones(3, 8), [torch.ones(8, 8)], None, None, keeps, team, "", False, [])
+        module._gemms(torch.ones(3, 8), [torch.ones(8, 8)], None, None, keeps, team, "", False, [])
     assert log == ["read"]
 
 

@@ -365,7 +365,7 @@ def test_a_loop_that_no_units_work_in_has_its_reason_too():
         ("behind", "it waits after statements of units"),
         ("set", "the program changes a flag for which it waits in it, and the wait would come too early"),
         ("exactly", "the program changes a flag for which it waits in it, and the wait would come too early"),
-        ("length", "its length changes from turn to turn of the loop around it"),
+        ("length", "its length changes from iteration to iteration of the loop around it"),
         ("barrier", "its trip count may be 0 in an iteration of the enclosing loop, which waits for its loads"),
         ("leave", "the loop around it may be left"),
     ],

@@ -22,9 +22,9 @@ FUNCTION = re.compile(
 )
 PARTS = re.compile(
     r"asm volatile\(\"([\w.]+ ?%?\d?)|\b(__threadfence_system|__syncwarp|complete_stores|drain|acquired|load_acquire"
-    r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|fence|count_of_device|cluster_barrier|order_stores|store_words|load_words"
+    r"|store_release|store_relaxed|add_release|add_relaxed|notify_ranks|fence|count_of_device|cluster_barrier|order_stores|store_words|load_words"
     r"|store_line|load_line|clear|of_cluster|__syncthreads|__syncthreads_and|nvshmemx?_\w+|await_siblings)(?:<S>)?\("
-    r"|\b(complete|start_put|put|update_flag|put_flag|tell_siblings)(?:<SET>)?\((?=\)|from|flags|counters)"
+    r"|\b(complete|start_put|put|update_flag|put_flag|notify_siblings)(?:<SET>)?\((?=\)|from|flags|counters)"
 )
 """An instruction of PTX, or a call of what orders."""
 
@@ -59,16 +59,16 @@ ORDERS = {
         "signal_by_thread": ["complete_stores"],
         "signal": ["store_release", "add_release"],
         "release": ["store_release", "add_release"],
-        "tell_ranks": ["store_relaxed"],
+        "notify_ranks": ["store_relaxed"],
         # One fence releases the stores for all ranks; only then does a thread read theirs.
-        "barrier": ["drain", "tell_ranks", "load_acquire"],
+        "barrier": ["drain", "notify_ranks", "load_acquire"],
     },
     # The other lanes come after lane 0's acquire, and their bulk copies after them.
     "producer.cuh": {"wait_by_producer": ["__syncwarp", "acquired"]},
     "siblings.cuh": {
-        "tell_siblings": ["store_relaxed"],
+        "notify_siblings": ["store_relaxed"],
         "await_siblings": ["load_acquire"],
-        "barrier_of_siblings": ["drain", "tell_siblings", "await_siblings"],
+        "barrier_of_siblings": ["drain", "notify_siblings", "await_siblings"],
     },
     "nvshmem.cuh": {
         # All threads have started what they start before one waits for it, and none goes on before.
@@ -94,7 +94,7 @@ ORDERS = {
         ],
         # Other groups are signalled only after all of the local group have arrived.
         "barrier_of_groups": [
-            *("drain", "tell_siblings", "await_siblings"),
+            *("drain", "notify_siblings", "await_siblings"),
             *("drain", "nvshmem_uint_atomic_set", "nvshmem_quiet", "await_siblings"),
         ],
     },
@@ -112,11 +112,11 @@ ORDERS = {
     },
     "rendezvous.cuh": {
         "await_ranks": ["load_acquire"],
-        "barrier_of_ranks": ["drain", "tell_ranks"],
+        "barrier_of_ranks": ["drain", "notify_ranks"],
         "clear": ["clear"],
-        "come": ["fence", "tell_ranks"],
+        "come": ["fence", "notify_ranks"],
         # Blocks signal completion; the first one waits for all of them, and only then clears the flags.
-        "leave": ["drain", "add_relaxed", "tell_ranks", "load_acquire", "clear"],
+        "leave": ["drain", "add_relaxed", "notify_ranks", "load_acquire", "clear"],
         "count": ["count_of_device", "clear"],
     },
     "words.cuh": {
@@ -145,13 +145,13 @@ ORDERS = {
     },
     "long_messages.cuh": {
         # Stores of the block precede the flags, and reads follow them.
-        "tell": ["__syncthreads", "order_stores", "store_relaxed"],
-        "told": ["load_acquire", "__syncthreads_and"],
+        "notify": ["__syncthreads", "order_stores", "store_relaxed"],
+        "await_arrival": ["load_acquire", "__syncthreads_and"],
         "end": ["__syncthreads"],
     },
     "rounds.cuh": {
-        "tell": ["__syncthreads", "order_stores", "store_relaxed"],
-        "told": ["load_acquire", "__syncthreads_and"],
+        "notify": ["__syncthreads", "order_stores", "store_relaxed"],
+        "await_arrival": ["load_acquire", "__syncthreads_and"],
         "end": ["__syncthreads"],
     },
 }

@@ -57,15 +57,15 @@ def rank_of(wires: Wires, rank: int, ranks: int, calls: list[int], lag: int) -> 
     """
     number = 0
     for messages in calls:
-        for turn in range(messages + lag):
-            if turn < messages:
-                yield from wires.stores(rank, ranks, number + turn)
-            if turn < messages and lag == 0:
-                yield from wires.tells(rank, ranks, number + turn)
-            if turn >= lag:
-                yield from wires.receives(rank, ranks, number + turn - lag)
-            if turn < messages and lag > 0:
-                yield from wires.tells(rank, ranks, number + turn)
+        for iteration in range(messages + lag):
+            if iteration < messages:
+                yield from wires.stores(rank, ranks, number + iteration)
+            if iteration < messages and lag == 0:
+                yield from wires.tells(rank, ranks, number + iteration)
+            if iteration >= lag:
+                yield from wires.receives(rank, ranks, number + iteration - lag)
+            if iteration < messages and lag > 0:
+                yield from wires.tells(rank, ranks, number + iteration)
         number += messages
 
 
@@ -80,12 +80,12 @@ def run_all(running: list[Iterator[None]], order: list[int]) -> None:
     ranks = len(running)
     alive = set(range(ranks))
     steps = iter(order)
-    for turn in range(100_000):
+    for iteration in range(100_000):
         if not alive:
             return
-        rank = next(steps, turn) % ranks
+        rank = next(steps, iteration) % ranks
         # Long runs of one rank are what lets it get far ahead.
-        for _ in range(40 if turn % 3 else 1):
+        for _ in range(40 if iteration % 3 else 1):
             if rank in alive and next(running[rank], "ended") == "ended":
                 alive.discard(rank)
     raise AssertionError("they wait for each other")

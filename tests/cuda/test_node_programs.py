@@ -118,7 +118,7 @@ typedef long i64;
 enum Kind { TIMEOUT, OUTSIDE, ABSENT };
 enum Outcome { READY, LATE, STOPPED };
 inline i64 stopped(const i64*) { return 0; }
-inline void tell_host(const i64*) {}
+inline void notify_host(const i64*) {}
 inline void drain() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline int load_acquire(const int* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 inline void store_relaxed(int* p, int v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }

@@ -191,7 +191,7 @@ def test_listeners_are_told_of_modules(loading: Any):
     modules.on_load(heard.append)
     modules.on_load(heard.append)
     loading(2)
-    assert heard == [2] and modules.is_told()
+    assert heard == [2] and modules.is_notified()
 
 
 def test_what_was_registered_before_is_told_too(loading: Any):

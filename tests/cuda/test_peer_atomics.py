@@ -38,16 +38,16 @@ def test_text_compiles(machine, devices, names):
 
 def test_one_thread_adds_and_all_have_the_result_behind_a_barrier():
     text = bodies(source(tickets(2)))
-    order = re.findall(r"__syncthreads|tell<|told<", text)
-    place = order.index("tell<")
-    assert order[place - 1 : place + 3] == ["__syncthreads", "tell<", "__syncthreads", "told<"]
+    order = re.findall(r"__syncthreads|broadcast<|broadcast_value<", text)
+    place = order.index("broadcast<")
+    assert order[place - 1 : place + 3] == ["__syncthreads", "broadcast<", "__syncthreads", "broadcast_value<"]
 
 
 def test_an_order_is_one_of_the_whole_unit():
     text = bodies(source(last_block(2)))
     before, after = text.split("tilescale::ACQ_REL", 1)
     assert before.rstrip().rfind("complete_stores") > before.rfind("_peers[(")  # the puts, then the release
-    assert after.index("acquired") < after.index("told<")
+    assert after.index("acquired") < after.index("broadcast_value<")
 
 
 def test_threads_signal_and_wait_without_a_barrier():

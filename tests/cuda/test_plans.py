@@ -14,24 +14,24 @@ from tilescale.backends.cuda.running.plans import ALIGNED, KEPT, LAUNCHED_BEFORE
 def test_calls_are_told_apart_by_all_that_kernels_see_but_for_places():
     x = torch.zeros(8, 64)
     others = [x[1:], x.T, x.view(torch.int32), x[:, :4], torch.zeros(513)[1:].view(8, 64)]
-    told = CallPlans(lambda: False).told
-    forms = [told([t]).form for t in (x, *others)]
+    arguments_of = CallPlans(lambda: False).arguments_of
+    forms = [arguments_of([t]).form for t in (x, *others)]
     assert len(set(forms)) == len(forms)
     elsewhere = torch.zeros(1024)
     elsewhere = elsewhere[-elsewhere.data_ptr() % ALIGNED // 4 :][x.data_ptr() % ALIGNED // 4 :][:512].view(8, 64)
-    assert told([elsewhere]).form == forms[0] and told([elsewhere]).given != told([x]).given
-    assert told([x.view(8, 64), 1]) == told([x, 1]) != told([x, 1.0])
+    assert arguments_of([elsewhere]).form == forms[0] and arguments_of([elsewhere]).given != arguments_of([x]).given
+    assert arguments_of([x.view(8, 64), 1]) == arguments_of([x, 1]) != arguments_of([x, 1.0])
 
     class Own(torch.Tensor):
         pass
 
-    assert told([x.as_subclass(Own)]) is None
+    assert arguments_of([x.as_subclass(Own)]) is None
 
 
 def test_symmetric_places_are_a_part_of_the_form():
     x, y = torch.zeros(2, 8, 64)
-    told = CallPlans(lambda: False, (x.data_ptr(), x.data_ptr() + 2 * x.nbytes)).told
-    assert told([x]).form != told([y]).form
+    arguments_of = CallPlans(lambda: False, (x.data_ptr(), x.data_ptr() + 2 * x.nbytes)).arguments_of
+    assert arguments_of([x]).form != arguments_of([y]).form
 
 
 def test_no_plan_ends_while_a_graph_is_captured():

@@ -9,7 +9,7 @@ import pytest
 import tilescale.language as T
 from tests.cuda.support import bodies, source
 
-CALLS = re.compile(r"tilescale::(begins|turn<\d>|mixed|noted|look|tell|wait)(?=[<(])|(loop\d)\[2\] = ")
+CALLS = re.compile(r"tilescale::(begins|iteration<\d>|mixed|noted|look|broadcast|wait)(?=[<(])|(loop\d)\[2\] = ")
 
 
 def text(statements: Any) -> str:
@@ -154,24 +154,24 @@ def with_a_branch(X, F, tile, word):
 @pytest.mark.parametrize(
     ("statements", "wanted"),
     [
-        (by_its_condition, ["begins", "tell", "turn<1>", "noted", "look"]),
-        (by_a_variable, ["begins", "tell", "turn<1>", "mixed", "tell", "noted", "look"]),
-        (with_an_operation, ["begins", "tell", "turn<1>", "noted", "look", "busy"]),
-        (with_a_store, ["begins", "tell", "turn<1>", "noted", "look"]),
-        (around_a_loop, ["begins", "tell", "turn<0>", "mixed",
-                         "begins", "tell", "turn<1>", "noted", "look", "mixed", "busy"]),
-        (around_a_loop_and_a_load, ["begins", "tell", "turn<1>", "mixed",
-                                    "begins", "tell", "turn<1>", "noted", "look", "mixed",
-                                    "begins", "tell", "turn<1>", "noted", "look", "mixed", "busy", "busy",
-                                    "tell", "noted", "look"]),
-        (around_a_wait, ["begins", "tell", "turn<0>", "mixed", "busy", "wait"]),
-        (beside_iterations_of_all, ["begins", "tell", "turn<1>", "noted", "look", "noted", "look"]),
-        (around_a_parallel_loop, ["begins", "tell", "turn<1>", "noted", "look", "busy"]),
-        (around_a_serial_loop, ["begins", "tell", "turn<1>", "mixed", "tell", "noted", "look"]),
-        (left_by_a_break, ["begins", "tell", "turn<1>", "mixed", "tell", "noted", "look"]),
-        (with_a_branch, ["begins", "tell", "turn<1>", "mixed", "tell", "noted", "look", "busy"]),
+        (by_its_condition, ["begins", "broadcast", "iteration<1>", "noted", "look"]),
+        (by_a_variable, ["begins", "broadcast", "iteration<1>", "mixed", "broadcast", "noted", "look"]),
+        (with_an_operation, ["begins", "broadcast", "iteration<1>", "noted", "look", "busy"]),
+        (with_a_store, ["begins", "broadcast", "iteration<1>", "noted", "look"]),
+        (around_a_loop, ["begins", "broadcast", "iteration<0>", "mixed",
+                         "begins", "broadcast", "iteration<1>", "noted", "look", "mixed", "busy"]),
+        (around_a_loop_and_a_load, ["begins", "broadcast", "iteration<1>", "mixed",
+                                    "begins", "broadcast", "iteration<1>", "noted", "look", "mixed",
+                                    "begins", "broadcast", "iteration<1>", "noted", "look", "mixed", "busy", "busy",
+                                    "broadcast", "noted", "look"]),
+        (around_a_wait, ["begins", "broadcast", "iteration<0>", "mixed", "busy", "wait"]),
+        (beside_iterations_of_all, ["begins", "broadcast", "iteration<1>", "noted", "look", "noted", "look"]),
+        (around_a_parallel_loop, ["begins", "broadcast", "iteration<1>", "noted", "look", "busy"]),
+        (around_a_serial_loop, ["begins", "broadcast", "iteration<1>", "mixed", "broadcast", "noted", "look"]),
+        (left_by_a_break, ["begins", "broadcast", "iteration<1>", "mixed", "broadcast", "noted", "look"]),
+        (with_a_branch, ["begins", "broadcast", "iteration<1>", "mixed", "broadcast", "noted", "look", "busy"]),
         (without_others, []),
-        (in_one_thread, ["begins", "turn<1>", "noted", "look"]),
+        (in_one_thread, ["begins", "iteration<1>", "noted", "look"]),
     ],
 )  # fmt: skip
 def test_a_loop_that_waits_asks_whether_it_goes_on(statements: Any, wanted: list[str]):
@@ -196,8 +196,8 @@ def of_device_memory(X, F, tile, word):
 
 
 def test_a_load_outside_of_a_loop_is_one_of_the_unit():
-    assert calls(of_shared_memory) == ["tell"]
-    assert calls(of_device_memory) == ["tell", "look"]
+    assert calls(of_shared_memory) == ["broadcast"]
+    assert calls(of_device_memory) == ["broadcast", "look"]
 
 
 def test_a_failed_wait_has_the_index_of_the_flag():

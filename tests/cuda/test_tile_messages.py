@@ -26,7 +26,7 @@ namespace tilescale {
 enum Moment { WAITS, WAITED };
 inline void note(int, Moment) {}
 inline void drain() {}
-inline void tell_host(const i64*) {}
+inline void notify_host(const i64*) {}
 inline i64 stopped(const i64* report) { return __atomic_load_n(report, __ATOMIC_SEQ_CST); }
 inline int load_acquire(const int* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 }  // namespace tilescale

@@ -132,15 +132,15 @@ def _few_places(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def sums(turns: int = 2, barrier: bool = False, level: str = "l1", extent: int = EXTENT) -> Any:
+def sums(tickets: int = 2, barrier: bool = False, level: str = "l1", extent: int = EXTENT) -> Any:
     """Each program adds up tiles of all devices, several times."""
 
     @T.prim_func
-    def summed(X: T.Tensor((PROGRAMS, turns, extent), "float32")):
+    def summed(X: T.Tensor((PROGRAMS, tickets, extent), "float32")):
         with T.Kernel(device=RANKS, block=PROGRAMS, threads=32) as bx:
             tile = T.alloc((extent,), "float32", level=level)
             with T.Scale("block"), T.Scale("device"):
-                for turn in T.serial(turns):
+                for turn in T.serial(tickets):
                     T.copy(X[bx, turn, 0], tile)
                     T.allreduce(tile)
                     T.copy(tile, X[bx, turn, 0])
@@ -150,19 +150,19 @@ def sums(turns: int = 2, barrier: bool = False, level: str = "l1", extent: int =
     return summed
 
 
-def parts(turns: int = 2) -> Any:
+def parts(tickets: int = 2) -> Any:
     """Scatter sums from each program to all devices, except every third program, which is idle."""
 
     @T.prim_func
     def scattered(
-        X: T.Tensor((PROGRAMS, turns, RANKS * EXTENT), "float32"), Y: T.Tensor((PROGRAMS, turns, EXTENT), "float32")
+        X: T.Tensor((PROGRAMS, tickets, RANKS * EXTENT), "float32"), Y: T.Tensor((PROGRAMS, tickets, EXTENT), "float32")
     ):
         with T.Kernel(device=RANKS, block=PROGRAMS, threads=32) as bx:
             given = T.alloc((RANKS * EXTENT,), "float32", level="l1")
             taken = T.alloc((EXTENT,), "float32", level="l1")
             with T.Scale("block"), T.Scale("device"):
                 if bx % 3 != 2:
-                    for turn in T.serial(turns):
+                    for turn in T.serial(tickets):
                         T.copy(X[bx, turn, 0], given)
                         T.reduce_scatter(given, taken)
                         T.copy(taken, Y[bx, turn, 0])
@@ -230,7 +230,7 @@ def places(func: Any, devices: int = RANKS) -> set[int]:
     """Leading extents of what a program's kernel has for its places."""
     (kernel,) = lowered(func, MACHINE, devices).kernels
     own = [a for a in kernel.arguments if isinstance(a, KernelWorkspace)]
-    return {a.shape[0] for a in own if a.name.startswith(("barrier_epochs", "messages", "turns"))}
+    return {a.shape[0] for a in own if a.name.startswith(("barrier_epochs", "messages", "tickets"))}
 
 
 def test_grids_of_unknown_extent_share_places_too():

@@ -386,7 +386,7 @@ def test_no_barrier_is_inserted_that_an_operator_does_not_need(name: str):
 
 def test_threads_of_persistent_blocks_synchronize_where_their_number_is_a_power_of_two():
     """A trip count by a shift let stock TileLang find 30 threads at a barrier of the loop."""
-    assert "for (int turn = 0;" in source(OPERATORS["gemm_ar in turns"]())
+    assert "for (int iteration = 0;" in source(OPERATORS["gemm_ar in turns"]())
 
 
 @pytest.mark.parametrize(

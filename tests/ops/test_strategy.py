@@ -16,12 +16,12 @@ from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
 from tilescale.ops import gemm_rs, strategy
 from tilescale.ops.products import (
-    SUM_TURNS,
+    SUM_CHUNKS,
     GemmSpec,
     at_once,
     concurrent_stores,
     in_parts,
-    takes_turns,
+    is_persistent,
     tiling,
 )
 from tilescale.ops.strategy import CollectiveGemm
@@ -193,7 +193,7 @@ def simulated(rows: int, N: int, K: int) -> float:
     tiles = in_parts(tiling(rows, 2, N, True), rows)
     of = GemmSpec(N, K, "bfloat16", tiles, transposed=True, biased=False)
     program = gemm_rs.program(2, of)
-    if takes_turns(rows, SUM_TURNS):
+    if is_persistent(rows, SUM_CHUNKS):
         program = gemm_rs.program(2, concurrent_stores(of), at_once())
     shapes = (2, rows, K), (N, K), (1,), (1, 1), (1,), (1, rows, N), (2, rows, N), (2, rows, N)
     arguments = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]

@@ -106,7 +106,7 @@ def test_tiles_wait_for_the_rows_that_they_read_own_part_first():
 def test_a_part_after_the_other_where_neighbours_read_different_rows():
     changed, schedule = overlapped(gather_then_scale(4, 32, 16, columns=3, rows_first=True))
     assert schedule.moves[0].ordered
-    assert "(device_rank + 4 - turn // 6) % 4 * 2 + turn % 6 % 2" in changed.script()
+    assert "(device_rank + 4 - iteration // 6) % 4 * 2 + iteration % 6 % 2" in changed.script()
 
 
 def test_tiles_that_are_taken_in_turns_wait_in_the_loop():

@@ -144,7 +144,7 @@ def test_what_is_computed_alike_for_each_task_is_computed_once(small: Machine):
 
     kernel = tilescale.compile(added, machine=small, schedule="persistent")
     text = kernel.python
-    assert text.index("total[") < text.index("for turn in") < text.index("T.fill(given")
+    assert text.index("total[") < text.index("for iteration in") < text.index("T.fill(given")
     x, _, z = ran(kernel.ir, [(64, 32), (64, 32)], 1, small, check="all")
     assert z.equal(2 * x.sum(0).expand(64, 32))
 
@@ -346,8 +346,8 @@ def test_a_block_of_several_tasks_signals_once_where_later_ones_need_all(small: 
 
     kernel = tilescale.compile(summed, machine=small, schedule="persistent")
     (signal,) = [line for line in kernel.python.splitlines() if "T.signal" in line]
-    (loop,) = [line for line in kernel.python.splitlines() if "for turn in" in line]
-    assert signal.index("T.signal") == loop.index("for turn")
+    (loop,) = [line for line in kernel.python.splitlines() if "for iteration in" in line]
+    assert signal.index("T.signal") == loop.index("for iteration")
     x, _, z = ran(kernel.ir, [(64, 32), (2, 32)], 1, small, check="all")
     assert z.equal(torch.stack([2 * x.sum(0), 4 * x.sum(0)]))
 

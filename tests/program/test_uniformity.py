@@ -98,12 +98,12 @@ def result_of_one(N, flags, tx):
         T.signal(flags[0], dst=1)
 
 
-def turns_of(program: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    turns: list[Any] = []
-    follow = Uniformity._turn
-    monkeypatch.setattr(Uniformity, "_turn", lambda *given: (turns.append(given), follow(*given)))
+def iterations_of(program: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    iterations: list[Any] = []
+    follow = Uniformity._iteration
+    monkeypatch.setattr(Uniformity, "_iteration", lambda *given: (iterations.append(given), follow(*given)))
     analyse(program, MACHINE)
-    return len(turns)
+    return len(iterations)
 
 
 @T.macro
@@ -130,14 +130,14 @@ def sums_in_nested_loops(N, flags, tx):
 
 
 def test_the_body_of_nested_loops_is_followed_once_or_twice_a_level(monkeypatch: pytest.MonkeyPatch):
-    turns = turns_of(signalling(nested_loops), monkeypatch)
-    assert turns == 4 + 3 + 2 + 1 + 4, "of 4 trials, each with those inside, and of 4 checks"
+    iterations = iterations_of(signalling(nested_loops), monkeypatch)
+    assert iterations == 4 + 3 + 2 + 1 + 4, "of 4 trials, each with those inside, and of 4 checks"
 
 
 def test_values_of_loops_inside_are_known_in_the_next_turn(monkeypatch: pytest.MonkeyPatch):
     """A value that comes to differ in the innermost loop takes one more trial of each loop, once."""
-    turns = turns_of(signalling(sums_in_nested_loops), monkeypatch)
-    assert turns == (5 + 4 + 3 + 2) + 3 + 2 + 1 + 4
+    iterations = iterations_of(signalling(sums_in_nested_loops), monkeypatch)
+    assert iterations == (5 + 4 + 3 + 2) + 3 + 2 + 1 + 4
 
 
 def test_a_phase_in_which_units_do_nothing_together_is_not_followed(monkeypatch: pytest.MonkeyPatch):
@@ -147,7 +147,7 @@ def test_a_phase_in_which_units_do_nothing_together_is_not_followed(monkeypatch:
             for i in T.serial(8):
                 N[i] = i
 
-    assert turns_of(alone, monkeypatch) == 0
+    assert iterations_of(alone, monkeypatch) == 0
 
 
 @pytest.mark.parametrize(

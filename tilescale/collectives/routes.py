@@ -155,9 +155,9 @@ class Routes:
 
     def _through_switch(self, kind: int, source: Numbers, target: Numbers) -> RouteBundle:
         path, count = self._path(int(source[0]), int(target[0])), len(source)
-        ways = np.stack([self._half(kind, side, source, target) for side in (0, 1)], axis=1)
+        halves = np.stack([self._half(kind, side, source, target) for side in (0, 1)], axis=1)
         return RouteBundle(
-            ways.ravel(), 2 * np.arange(count), np.full(count, path.latency), np.full(count, self._carrier(path))
+            halves.ravel(), 2 * np.arange(count), np.full(count, path.latency), np.full(count, self._carrier(path))
         )
 
     def _half(self, kind: int, side: int, source: Numbers, target: Numbers) -> Numbers:

@@ -27,10 +27,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 _COMMON = (RankFailedError, RankMismatchError, ForgedMessageError, WaitTimeoutError, OutOfBoundsError, DeviceError)
 """Errors that the other ranks raise as well, without a notification."""
 
-_TOLD_WITHIN_S = 2.0
+_NOTIFY_LIMIT_S = 2.0
 
 
-def tells(team_of: Callable[..., Team | None]) -> Callable[[F], F]:
+def notifies(team_of: Callable[..., Team | None]) -> Callable[[F], F]:
     """Make a collective function notify the other ranks when it fails on this one. `team_of`: takes the function's
     arguments, returns the ranks that call it; asked after a failure alone."""
 
@@ -63,7 +63,7 @@ def refuse(team: Team | None, op: str, error: BaseException) -> None:
     what = error.message if isinstance(error, TileScaleError) else str(error)
     call = CollectiveCall.here(op).refused(f"{type(error).__name__}: {what}".removesuffix(": "))
     client = session.transport.client
-    limit_s, client.limit_s = client.limit_s, min(client.limit_s, _TOLD_WITHIN_S)
+    limit_s, client.limit_s = client.limit_s, min(client.limit_s, _NOTIFY_LIMIT_S)
     try:
         session.refuse(team.ranks, call)
     except TileScaleError:  # the job has ended, or another thread of this rank is in a call

@@ -92,11 +92,11 @@ def _leave(session: Session) -> bool:
     others = frozenset(range(session.size)) - {session.rank}
     end = time.monotonic() + _GRACE_S
 
-    def told() -> bool:
+    def all_left() -> bool:
         status = session.status()
         return others <= status.left | status.gone
 
-    all_stop = _until(told, end)
+    all_stop = _until(all_left, end)
     failure = session.status().failure
     elsewhere = failure.rank if failure is not None and failure.rank != session.rank else None
     if elsewhere is not None:

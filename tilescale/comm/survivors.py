@@ -23,7 +23,7 @@ def go_on(session: Session) -> tuple[tuple[int, ...], Session]:
     Raises RankFailedError if rank 0 has died, or this rank comes when the others have gone on without it.
     """
     session.transport.append(_ARRIVED, json.dumps(session.rank).encode())
-    members = _decided(session) if session.rank == 0 else _told(session)
+    members = _decided(session) if session.rank == 0 else _announced(session)
     if session.rank not in members:
         raise RankFailedError(
             f"{session.names[session.rank]} is not in the new group: it came after the others had gone on",
@@ -46,7 +46,7 @@ def _decided(session: Session) -> tuple[int, ...]:
     return members
 
 
-def _told(session: Session) -> tuple[int, ...]:
+def _announced(session: Session) -> tuple[int, ...]:
     end = time.monotonic() + 2 * session.timeout_s
     while not session.transport.has(_MEMBERS):
         if 0 in session.status().gone or time.monotonic() > end:

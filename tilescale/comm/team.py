@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilescale.comm.call import CollectiveCall
-from tilescale.comm.refusal import tells
+from tilescale.comm.refusal import notifies
 from tilescale.comm.session import Session
 from tilescale.comm.wire import decode, encode
 from tilescale.errors import UsageError, picklable
@@ -52,18 +52,18 @@ class Team:
         """Number of ranks in the team."""
         return len(self.ranks)
 
-    @tells(_itself)
+    @notifies(_itself)
     def barrier(self) -> None:
         """Wait until every rank of the team is here."""
         self._rendezvous(CollectiveCall.here("barrier"))
 
-    @tells(_itself)
+    @notifies(_itself)
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
         """At `root` the objects of all ranks in team order; None elsewhere."""
         call = self._call("gather", root)
         return self._gather(call, self._rendezvous(call), self._outgoing(obj, root), obj)
 
-    @tells(_itself)
+    @notifies(_itself)
     def scatter(self, objects: Sequence[Any] | None, root: int = 0) -> Any:
         """The object that `root` lists for this rank; other ranks give None. UsageError if the length is wrong."""
         call = self._call("scatter", root)
@@ -73,7 +73,7 @@ class Team:
         parts = self._encode_for_others(objects) if self.rank == root and objects is not None else []
         return self._scatter(call, self._rendezvous(call), parts, objects)
 
-    @tells(_itself)
+    @notifies(_itself)
     def broadcast(self, obj: Any = None, root: int = 0) -> Any:
         """The object of `root`, on every rank."""
         call = self._call("broadcast", root)
@@ -86,12 +86,12 @@ class Team:
             return obj
         return self._open.receive(key + "/data", self.ranks[root], call, self.ranks, self.size - 1)
 
-    @tells(_itself)
+    @notifies(_itself)
     def all_gather(self, obj: Any) -> list[Any]:
         """The objects of all ranks in team order, on every rank."""
         return self._all_gather(CollectiveCall.here("all_gather"), obj)
 
-    @tells(_itself)
+    @notifies(_itself)
     def run_at_root(self, payload: Any, fn: RootFunction, root: int = 0) -> Any:
         """`fn` runs once, at `root`, on the payloads of all ranks, and returns a result for each of them.
 

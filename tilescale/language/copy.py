@@ -95,11 +95,11 @@ def _check_keywords(given: dict[str, Any]) -> None:
             hint="one side of a copy is local: T.copy(tile, X, dst=peer) writes, T.copy(X, tile, src=peer) reads",
             where=here(),
         )
-    told = [key for key in ("signal", "value", "op", "after") if given.get(key) is not None]
-    if told and (sides == ["src"] or "signal" not in told):
+    of_flag = [key for key in ("signal", "value", "op", "after") if given.get(key) is not None]
+    if of_flag and (sides == ["src"] or "signal" not in of_flag):
         raise UsageError(
-            f"T.copy({sides[0]}=, {', '.join(f'{key}=' for key in told)}): only a flag of the unit that data is sent "
-            "to can be signalled",
+            f"T.copy({sides[0]}=, {', '.join(f'{key}=' for key in of_flag)}): only a flag of the unit that data is "
+            "sent to can be signalled",
             hint="T.copy(tile, X, dst=peer, signal=flags[i]); after a copy with src= use T.signal",
             where=here(),
         )
@@ -131,14 +131,14 @@ def _remote(
         return trace.call(COPY, *regions, peer, level=level.name, far=far, impl=impl)
     op = op or "add"
     check_signal_op(op)
-    flag, told = flag_region(signal), flag_value(1 if value is None else value)
+    flag, amount = flag_region(signal), flag_value(1 if value is None else value)
     waited, compare = after_of(context, after, impl, network) if after is not None else ([], None)
     if owns_a_queue(context.executing, context.machine):
         check_queue(context, network, impl)
         check_alike(context, *regions, "a copy engine")
-        check_fixed(context, [*regions, flag, *waited[:1]], [peer, told, *waited[1:]])
+        check_fixed(context, [*regions, flag, *waited[:1]], [peer, amount, *waited[1:]])
     return trace.call(
-        COPY, *regions, peer, flag, told, *waited, level=level.name, far=far, impl=impl, op=op, after=compare
+        COPY, *regions, peer, flag, amount, *waited, level=level.name, far=far, impl=impl, op=op, after=compare
     )
 
 

@@ -20,7 +20,7 @@ _HINT = (
 )
 
 
-def _told(multiply: Callable[_P, _R]) -> Callable[_P, _R]:
+def _with_shape_errors(multiply: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(multiply)
     def gemm(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
@@ -31,7 +31,7 @@ def _told(multiply: Callable[_P, _R]) -> Callable[_P, _R]:
     return gemm
 
 
-gemm = _told(stock.gemm)
+gemm = _with_shape_errors(stock.gemm)
 gemm.__doc__ = f"""{stock.gemm.__doc__ or "C += A @ B, or its form with transposed operands, of tiles."}
 
     Raises:

@@ -42,9 +42,9 @@ def all_to_all_v(src: Any, dst: Any, sent: Any, received: Any = None, impl: str 
     check_whole_tensors(context)
     level = entered(context, impl)
     _check_rows(source, target)
-    told = _counts(context, level, sent, source, target)
+    counts = _counts(context, level, sent, source, target)
     more = [] if received is None else [_numbers(context, level, "received", received, "w")]
-    return trace.call(ALL_TO_ALL_V, source, target, told, *more, level=level.name, impl=impl)
+    return trace.call(ALL_TO_ALL_V, source, target, counts, *more, level=level.name, impl=impl)
 
 
 def _check_rows(source: ir.Call, target: ir.Call) -> None:

@@ -44,7 +44,16 @@ from tilescale.ops.layout import adjacent, delivered, dtype_of, room_for
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import ROWS, TURNS, GemmSpec, at_once, concurrent_stores, slices, takes_turns, tiling
+from tilescale.ops.products import (
+    GATHER_CHUNKS,
+    ROWS,
+    GemmSpec,
+    at_once,
+    concurrent_stores,
+    is_persistent,
+    slices,
+    tiling,
+)
 from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import Scales, gathered_products
 from tilescale.ops.workspace import workspace_of
@@ -349,7 +358,7 @@ def _kernel(
         return program, team, of, gathers
     tiles = tiling(rows, team.size, N, transposed, 1 + gated, unit)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1], parts=parts)
-    if takes_turns(rows, TURNS) and not of.scaled:
+    if is_persistent(rows, GATHER_CHUNKS) and not of.scaled:
         return program, team, concurrent_stores(of), gathers, 1, at_once()
     return program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1
 

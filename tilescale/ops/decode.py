@@ -40,7 +40,7 @@ from tilescale.ops.key_cache import (
 )
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator
-from tilescale.ops.persistent import turns_of_first
+from tilescale.ops.persistent import iterations_of_first
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import at_once
 from tilescale.ops.softmax import NOTHING, base2, begin, log_sum, mean, softmax_step
@@ -352,8 +352,8 @@ def send_merged(parts, sums, inbox, arrived, block, blocks, high, batch, rank, m
     acc = T.alloc((high, value_dim), "float32", level="l0")
     weights, shares = T.alloc((high, splits), "float32", level="l0"), T.alloc((high, splits), "float32", level="l1")
     top, total = (T.alloc((high,), "float32", level="l0") for _ in range(2))
-    for turn, owner in T.grid(turns_of_first(block, blocks, batch * (merged // high)), heads // merged):
-        item = block + turn * blocks
+    for iteration, owner in T.grid(iterations_of_first(block, blocks, batch * (merged // high)), heads // merged):
+        item = block + iteration * blocks
         b, first = item // (merged // high), owner * merged + item % (merged // high) * high
         T.clear(acc)
         for i, s in T.Parallel(high, splits):
@@ -384,8 +384,8 @@ def merge_received(inbox, Out, arrived, block, blocks, high, batch, rank, own_he
     size, merged, value_dim = int(inbox.shape[0]), int(Out.shape[1]), int(Out.shape[2])
     acc = T.alloc((high, value_dim), "float32", level="l0")
     top, total, each = (T.alloc((high,), "float32", level="l0") for _ in range(3))
-    for turn in T.serial(turns_of_first(block, blocks, batch * (merged // high))):
-        item = block + turn * blocks
+    for iteration in T.serial(iterations_of_first(block, blocks, batch * (merged // high))):
+        item = block + iteration * blocks
         b, first = item // (merged // high), item % (merged // high) * high
         head = first + (rank * merged if own_heads else 0)
         begin(top, total, acc)

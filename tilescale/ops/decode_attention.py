@@ -94,7 +94,7 @@ def projected(QKV: Any, scale: Any, given: Any, first: int, heads: int, row: Any
 
 @T.macro
 def rotate(
-    QKV: Any, squares: Any, heads: Any, angles: Any, q: Any, given: Any, turned: Any, sizes: LayerSizes,
+    QKV: Any, squares: Any, heads: Any, angles: Any, q: Any, given: Any, rotated: Any, sizes: LayerSizes,
     layer: Any, group: Any, row: Any,
 ) -> None:  # fmt: skip
     """A group's queries, key and value as projected, the first two also rotated; the queries once more as a tile.
@@ -103,8 +103,8 @@ def rotate(
     """
     s, half, each = sizes, sizes.width // 2, sizes.heads // sizes.groups
     scale = T.alloc((1,), "float32", level="l0")
-    turns = T.alloc((2, half), "float32", level="l1")
-    T.copy(angles[:, row, :], turns)
+    rotation = T.alloc((2, half), "float32", level="l1")
+    T.copy(angles[:, row, :], rotation)
     if s.head_norms:
         norms = T.alloc((2, s.width), "float32", level="l1")
         T.copy(heads[layer, :, :], norms)
@@ -116,22 +116,22 @@ def rotate(
     if s.head_norms:
         normalize(given, norms, s)
     for i, j in T.Parallel(each + 1, half):
-        turned[i, j] = given[i, j] * turns[0, j] - given[i, half + j] * turns[1, j]
-        turned[i, half + j] = given[i, half + j] * turns[0, j] + given[i, j] * turns[1, j]
+        rotated[i, j] = given[i, j] * rotation[0, j] - given[i, half + j] * rotation[1, j]
+        rotated[i, half + j] = given[i, half + j] * rotation[0, j] + given[i, j] * rotation[1, j]
     for i, j in T.Parallel(each, s.width):
-        q[i, j] = turned[i, j]
+        q[i, j] = rotated[i, j]
 
 
 @T.macro
 def attend_to_itself(
-    S: Any, L: Any, given: Any, turned: Any, sizes: LayerSizes, group: Any, row: Any
+    S: Any, L: Any, given: Any, rotated: Any, sizes: LayerSizes, group: Any, row: Any
 ) -> None:  # fmt: skip
     """The part of a new token in its attention."""
     s, each = sizes, sizes.heads // sizes.groups
     product = T.alloc((each, s.width), "float32", level="l0")
     own = T.alloc((each,), "float32", level="l0")
     for i, j in T.Parallel(each, s.width):
-        product[i, j] = turned[i, j] * turned[each, j]
+        product[i, j] = rotated[i, j] * rotated[each, j]
         S[s.spans, row, group * each + i, j] = given[each + 1, j]
     T.reduce_sum(product, own, dim=1)
     for i in T.Parallel(each):
@@ -178,7 +178,7 @@ def attend(
     k = T.alloc((SPAN, s.width), "bfloat16", level="l1")
     v = T.alloc((SPAN, s.width), "bfloat16", level="l1")
     given = T.alloc((each + 2, s.width), "float32", level="l1")
-    turned = T.alloc((each + 1, s.width), "float32", level="l1")
+    rotated = T.alloc((each + 1, s.width), "float32", level="l1")
     score = T.alloc((SPAN, rows), "float32", level="l0")
     weights = T.alloc((SPAN, rows), "float32", level="l0")
     weight = T.alloc((rows, SPAN), "bfloat16", level="l1")
@@ -195,7 +195,7 @@ def attend(
     if tiles == 1 and count > 0:
         load(K, table, at, early_k, s, layer, group, row, first)
         load(V, table, at, early_v, s, layer, group, row, first)
-    rotate(QKV, squares, heads, angles, q, given, turned, s, layer, group, row)
+    rotate(QKV, squares, heads, angles, q, given, rotated, s, layer, group, row)
     T.fill(most, -1e30)
     T.clear(weights)
     T.clear(o)
@@ -231,9 +231,9 @@ def attend(
                 L[span, row, group * each + T.min(j, each - 1), 0] = most[j]
                 L[span, row, group * each + T.min(j, each - 1), 1] = total[j]
     if has_itself(s, span, length):
-        attend_to_itself(S, L, given, turned, s, group, row)
+        attend_to_itself(S, L, given, rotated, s, group, row)
     if is_behind(s, span, length):
-        store(K, table, length, turned, each, s, layer, group, row)
+        store(K, table, length, rotated, each, s, layer, group, row)
         store(V, table, length, given, each + 1, s, layer, group, row)
 
 

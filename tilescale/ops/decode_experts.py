@@ -153,10 +153,10 @@ def down(
     c = T.alloc((TOKENS, ROWS), "float32", level="l0")
     expert = T.alloc_var("int32")
     T.clear(c)
-    for turn in T.serial(T.ceildiv(T.max(picked[s.slots] - part, 0), parts)):
-        expert = picked[part + turn * parts]
+    for iteration in T.serial(T.ceildiv(T.max(picked[s.slots] - part, 0), parts)):
+        expert = picked[part + iteration * parts]
         for k in T.Pipelined(s.inner // depth, num_stages=STAGES):
-            T.copy(M[part + turn * parts, 0:TOKENS, k * depth : (k + 1) * depth], x)
+            T.copy(M[part + iteration * parts, 0:TOKENS, k * depth : (k + 1) * depth], x)
             T.copy(W[layer, expert, column * ROWS, k * depth], w)
             T.gemm(x, w, c, transpose_B=True)
     if exchanged:

@@ -8,7 +8,7 @@ with its numbers. Weighted sums go back as bfloat16, or as float8 with scales of
 
 import tilescale.language as T
 from tilescale.ops.float8_wire import GROUP, quantize
-from tilescale.ops.persistent import turns_of_first
+from tilescale.ops.persistent import iterations_of_first
 from tilescale.ops.row_exchange import CHUNKS, RESIDENT, SENDERS, SUMMING_SENDERS, THREADS, tiles_in
 from tilescale.program.wire import WIRE, last_of
 
@@ -62,8 +62,8 @@ def scatter_float8_grid(X, of_X, order, sent, inbox, in_scales, received, places
             if size > 1:
                 if z == 0:
                     senders = T.min(SENDERS, pieces)
-                    for turn in T.serial(turns_of_first(tile, senders, (size - 1) * pieces)):
-                        number = tile + turn * senders
+                    for iteration in T.serial(iterations_of_first(tile, senders, (size - 1) * pieces)):
+                        number = tile + iteration * senders
                         owner, first = (T.alloc_var("int32") for _ in range(2))  # short indices take less time to lower
                         owner, first = (rank + 1 + number // pieces) % size, number % pieces * HIGH
                         if first < sent[owner] * each:
@@ -143,8 +143,8 @@ def sum_float8_grid(Y, W, received, places, inbox, in_scales, before, Out):
                     scale, inverse, end = (T.alloc((HIGH,), "float32", level="l0") for _ in range(3))
                     q = T.alloc((HIGH, GROUP), WIRE, level="l0")
                     senders = T.min(SUMMING_SENDERS, pieces)
-                    for turn in T.serial(turns_of_first(tile, senders, (size - 1) * pieces)):
-                        number = tile + turn * senders
+                    for iteration in T.serial(iterations_of_first(tile, senders, (size - 1) * pieces)):
+                        number = tile + iteration * senders
                         home, first = (T.alloc_var("int32") for _ in range(2))
                         home, first = (rank + 1 + number // pieces) % size, number % pieces * HIGH
                         if first < received[home] * each:

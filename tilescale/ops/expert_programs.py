@@ -16,7 +16,7 @@ from tilescale.ops.float8_wire import GROUP
 from tilescale.ops.grouped_float8 import scaled_gated_grid, scaled_grid
 from tilescale.ops.grouped_gemm import STAGES
 from tilescale.ops.moe_tables import ALIGN, returns_grid, tables_grids, whole
-from tilescale.ops.persistent import turns_of
+from tilescale.ops.persistent import iterations_of
 from tilescale.ops.products import DEPTH, sigmoid, swiglu
 from tilescale.ops.row_exchange import UNIT_BYTES, scatter_grid, sum_grid
 from tilescale.program.wire import WIRE
@@ -47,8 +47,8 @@ def gated_grid(A, B, owners, used, H, C, size, wide, keeps, blocks):
         b, up = (T.alloc((wide, DEPTH), dtype, level="l1") for _ in range(2))
         c, c_up = (T.alloc((ALIGN, wide), "float32", level="l0") for _ in range(2))
         out = T.alloc((ALIGN, wide), dtype, level="l1")
-        for turn in T.serial(turns_of(block, blocks, columns * used[0])):
-            tile, column = (block + turn * blocks) // columns, (block + turn * blocks) % columns
+        for iteration in T.serial(iterations_of(block, blocks, columns * used[0])):
+            tile, column = (block + iteration * blocks) // columns, (block + iteration * blocks) % columns
             T.clear(c)
             T.clear(c_up)
             for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=GATED_STAGES):

@@ -9,7 +9,7 @@ which take as long to load, and of which most have no token.
 
 import tilescale.language as T
 from tilescale.ops.float8_wire import GROUP, quantize
-from tilescale.ops.persistent import turns_of
+from tilescale.ops.persistent import iterations_of
 from tilescale.ops.products import DEPTH, launch, swiglu
 from tilescale.program.wire import WIRE, last_of
 
@@ -74,8 +74,8 @@ def few_gated_grid(A, of_A, B, of_B, owners, C, of_C, size, blocks):
     with launch(size, blocks) as block:
         c, c_up = (T.alloc((WIDE, ROWS), "float32", level="l0") for _ in range(2))
         out = T.alloc((ROWS, WIDE), C.dtype, level="l1")
-        for turn in T.serial(turns_of(block, blocks, columns * tiles)):
-            tile, column = (block + turn * blocks) // columns, (block + turn * blocks) % columns
+        for iteration in T.serial(iterations_of(block, blocks, columns * tiles)):
+            tile, column = (block + iteration * blocks) // columns, (block + iteration * blocks) % columns
             if owners[tile] >= 0:
                 expert = T.max(T.min(owners[tile], B.shape[0] - 1), 0)
                 T.clear(c)
@@ -111,8 +111,8 @@ def few_grid(A, of_A, B, of_B, owners, C, size, blocks):
     with launch(size, blocks) as block:
         c, c_second = (T.alloc((WIDE, ROWS), "float32", level="l0") for _ in range(2))
         out = T.alloc((ROWS, 2 * WIDE), C.dtype, level="l1")
-        for turn in T.serial(turns_of(block, blocks, columns * tiles)):
-            tile, column = (block + turn * blocks) // columns, (block + turn * blocks) % columns * 2 * WIDE
+        for iteration in T.serial(iterations_of(block, blocks, columns * tiles)):
+            tile, column = (block + iteration * blocks) // columns, (block + iteration * blocks) % columns * 2 * WIDE
             if owners[tile] >= 0:
                 expert = T.max(T.min(owners[tile], B.shape[0] - 1), 0)
                 T.clear(c)

@@ -28,18 +28,18 @@ from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import (
     CHUNKS,
     ROWS,
-    SCALED_TURNS,
-    SUM_TURNS,
+    SCALED_CHUNKS,
+    SUM_CHUNKS,
     GemmSpec,
     add_bias,
     at_once,
     concurrent_stores,
     in_parts,
+    is_persistent,
     load_scales,
     multiply,
     on_chip_tiles,
     scale,
-    takes_turns,
     tiling,
 )
 from tilescale.ops.row_counts import prepare
@@ -139,7 +139,7 @@ def _kernel(
     adds = K * getattr(torch, dtypes[0]).itemsize
     tiles = in_parts(tiling(rows, team.size, N, transposed, adds=adds), rows)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
-    if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
+    if is_persistent(rows, SCALED_CHUNKS if of.scaled else SUM_CHUNKS):
         return program, team, concurrent_stores(of), at_once()
     return program, team, of
 

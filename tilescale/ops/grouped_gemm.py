@@ -18,7 +18,7 @@ from tilescale.ops.layout import dtype_of
 from tilescale.ops.moe_route import Routing, check_routing
 from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.operator import operator
-from tilescale.ops.persistent import turns_of
+from tilescale.ops.persistent import iterations_of
 from tilescale.ops.products import DEPTH, at_once, launch
 
 COLUMNS = 256
@@ -121,8 +121,8 @@ def product_grid(A, B, owners, used, C, size, wide, transposed, blocks):
         b = T.alloc((wide, DEPTH) if transposed else (DEPTH, wide), dtype, level="l1")
         c = T.alloc((ALIGN, wide), "float32", level="l0")
         out = T.alloc((ALIGN, wide), dtype, level="l1")
-        for turn in T.serial(turns_of(block, blocks, columns * used[0])):
-            tile, column = (block + turn * blocks) // columns, (block + turn * blocks) % columns
+        for iteration in T.serial(iterations_of(block, blocks, columns * used[0])):
+            tile, column = (block + iteration * blocks) // columns, (block + iteration * blocks) % columns
             T.clear(c)
             for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=STAGES):
                 T.copy(A[tile * ALIGN, k * DEPTH], a)

@@ -33,7 +33,7 @@ def column_parallel(
     x is (..., rows / ranks, K), its other dimensions 1. The gathered rows, (rows, K), follow the results if they are to
     be kept.
     """
-    _tell_of_float32(x.dtype)
+    _warn_of_float32(x.dtype)
     how = {"bias": biases or None, "float8": recipe_of(float8), "group": group, "return_gathered": keeps}
     made = all_gather_matmul(_rows(x), [w.t() for w in weights], **how)
     made, kept = (made[0], [made[1]]) if keeps else (made, [])
@@ -153,7 +153,7 @@ def row_parallel(
 ) -> torch.Tensor:
     """The sum over the ranks of a layer's outputs, with weight (N, K), for (..., rows, K): of this rank's rows, where
     other dimensions are 1; or of all (not `sequence`)."""
-    _tell_of_float32(x.dtype)
+    _warn_of_float32(x.dtype)
     how = {"bias": bias, "float8": recipe_of(float8), "group": group}
     if not sequence:
         return matmul_all_reduce(_rows(x), weight.t(), **how).view(*x.shape[:-1], weight.shape[0])
@@ -187,7 +187,7 @@ row_parallel.register_autograd(_row_backward, saves="x weight")
 
 
 @cache
-def _tell_of_float32(dtype: torch.dtype) -> None:
+def _warn_of_float32(dtype: torch.dtype) -> None:
     if dtype is torch.float32:
         warnings.warn(
             "parallel layers compute in float32: GEMMs are PyTorch's and do not overlap with communication. Compute in "

@@ -16,7 +16,7 @@ from tilescale.ops.expert_programs import LayerForm
 from tilescale.ops.few_rows_gemm import ROWS, few_gated_grid, few_grid
 from tilescale.ops.float8_wire import GROUP, quantize
 from tilescale.ops.moe_tables import ALIGN
-from tilescale.ops.persistent import turns_of
+from tilescale.ops.persistent import iterations_of
 from tilescale.ops.row_exchange import CHUNKS, tiles_in
 from tilescale.program.wire import WIRE, last_of
 
@@ -40,8 +40,8 @@ def send_choices(chosen, shares, in_chosen, in_shares, known, tile, blocks, rank
     """Send the choices of this rank and their weights to all ranks: the blocks of a grid share the messages."""
     numbers, size = chosen.shape[0], int(in_chosen.shape[0])
     number, share = (T.alloc((THREADS,), kind, level="l0") for kind in ("int32", "float32"))
-    for turn in T.serial(turns_of(tile, blocks, T.ceildiv(numbers, THREADS))):
-        begin = (tile + turn * blocks) * THREADS
+    for iteration in T.serial(iterations_of(tile, blocks, T.ceildiv(numbers, THREADS))):
+        begin = (tile + iteration * blocks) * THREADS
         for i in T.Parallel(THREADS):
             number[i] = T.cast(chosen[T.min(begin + i, numbers - 1)], "int32")
             share[i] = shares[T.min(begin + i, numbers - 1)]
@@ -114,7 +114,7 @@ def count_choices(total, ahead, begin, whole, in_chosen, numbers, rank, source, 
 
 
 @T.macro
-def tell_tiles(dropped, owners, total, begin, whole, room):
+def write_tiles(dropped, owners, total, begin, whole, room):
     """Write the number of dropped choices of each expert, and the expert of each tile."""
     tiles, local = owners.shape[0], int(dropped.shape[0])
     for e in T.Parallel(padded(local)):
@@ -202,7 +202,7 @@ def dispatch_grid(X, of_X, chosen, shares, in_chosen, in_shares, inbox, in_scale
                     if ((first + i) % each == 0) & ((first + i) // each < most):
                         places[source, (first + i) // each, c] = row[i, c]
                 if (tile == 0) & (z == 2):
-                    tell_tiles(dropped, owners, total, begin, whole, R.shape[0])
+                    write_tiles(dropped, owners, total, begin, whole, R.shape[0])
                 T.wait(arrived[source, tile // chunk], ">=", tiles_in(tile // chunk, chunk, groups, HIGH))
                 write_rows(R, of_R, inbox, in_scales, row, source, first, each)
 

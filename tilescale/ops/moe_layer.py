@@ -228,8 +228,8 @@ def _replaced(chosen: torch.Tensor, replicas: torch.Tensor) -> torch.Tensor:
     check_tensor("replicas", replicas, 2, (torch.int32, torch.int64))
     is_one = (chosen >= 0) & (chosen < len(replicas))
     number = torch.where(is_one, chosen, 0).long()
-    turn = torch.arange(len(chosen), device=chosen.device)[:, None] % (replicas >= 0).sum(1).clamp(min=1)[number]
-    return torch.where(is_one, replicas[number, turn], -1)
+    which = torch.arange(len(chosen), device=chosen.device)[:, None] % (replicas >= 0).sum(1).clamp(min=1)[number]
+    return torch.where(is_one, replicas[number, which], -1)
 
 
 def _mlp(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:

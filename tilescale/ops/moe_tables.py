@@ -258,7 +258,7 @@ def place_choices(tables, near, comes, goes, ahead, begin, other, chunk, live, l
 
 
 @T.macro
-def tell_owners(counts, dropped, owners, used, total, begin, local):
+def write_owners(counts, dropped, owners, used, total, begin, local):
     """Write the number of rows of each expert, the expert of each tile, and the number of tiles with rows."""
     tiles, owner = owners.shape[0], T.alloc((CHUNK,), "int32", level="l0")
     for _ in T.Parallel(1):
@@ -326,7 +326,7 @@ def tables_grids(chosen, shares, in_chosen, in_weights, counted, tables, weighte
                     sent[other] = total[local + 1]
                     before[most, other] = total[local + 1]
                 if other == 0:
-                    tell_owners(counts, dropped, owners, used, total, begin, local)
+                    write_owners(counts, dropped, owners, used, total, begin, local)
 
 
 def tables_program(size: int, local: int, choices: int, kind: str, weighted: bool) -> Any:

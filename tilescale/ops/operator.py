@@ -93,7 +93,7 @@ class Operator:
     @property
     def is_seen(self) -> bool:
         """Whether a compiler, a mode, or a profiler has to observe the call."""
-        return torch.compiler.is_compiling() or somebody_looks()
+        return torch.compiler.is_compiling() or is_observed()
 
     def __call__(self, *given: Any) -> Any:
         """Call it with all of its arguments, in order. A DTensor among them is replaced by its shard, and its gradient
@@ -120,7 +120,7 @@ class Operator:
 
     def _called_by_dispatcher(self, *given: Any) -> Any:
         """Entry for PyTorch's dispatcher: skips the layers below autograd if no mode or tracer is active."""
-        made = NotImplemented if (is_seen := somebody_looks()) else self._repeated.replay(given)
+        made = NotImplemented if (is_seen := is_observed()) else self._repeated.replay(given)
         if made is not NotImplemented:
             return made
         tensors = _tensors(given)
@@ -328,12 +328,12 @@ _profiling, _tracing = torch._C._autograd._profiler_enabled, torch._C._get_traci
 _recorders = device_services().recorders
 
 
-def somebody_looks() -> bool:
+def is_observed() -> bool:
     """Whether a mode, a transformation of functions, a profiler or a tracer is to see the operator."""
     return _dispatching() > _recorders() or _transforming() is not None or _profiling() or _tracing() is not None
 
 
-def nobody_looks() -> bool:
+def is_unobserved() -> bool:
     """Whether there is none of these, and no call is recorded in this thread: a recording is a mode, too."""
     return not _dispatching() and _transforming() is None and not _profiling() and _tracing() is None
 

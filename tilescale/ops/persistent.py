@@ -6,11 +6,11 @@ from typing import Any
 import tilescale.language as T
 
 
-def turns_of(block: Any, blocks: Any, items: Any) -> Any:
+def iterations_of(block: Any, blocks: Any, items: Any) -> Any:
     """Trip count of a block over `items` items that all blocks of a grid share."""
     return T.ceildiv(items - block, blocks)
 
 
-def turns_of_first(block: Any, blocks: Any, items: Any) -> Any:
+def iterations_of_first(block: Any, blocks: Any, items: Any) -> Any:
     """Trip count of a block where only the first `blocks` of a grid take items."""
-    return T.if_then_else(block < blocks, turns_of(block, blocks, items), 0)
+    return T.if_then_else(block < blocks, iterations_of(block, blocks, items), 0)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch.compiler import is_compiling
 
 from tilescale.backends import device_services
-from tilescale.ops.operator import nobody_looks, noted
+from tilescale.ops.operator import is_unobserved, noted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,7 +29,7 @@ def plain_calls_repeat(function: F) -> F:
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        if is_compiling() or not nobody_looks():
+        if is_compiling() or not is_unobserved():
             return function(*args, **options)
         made = repeated.replay((args, options))
         return repeated.anew((args, options)) if made is NotImplemented else made

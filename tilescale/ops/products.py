@@ -15,10 +15,10 @@ CHUNK = 512
 GROUP = 8
 """Rows of tiles that are rasterized together: the operands of a wave of blocks then fit into the L2 cache."""
 
-TURNS = 4
+GATHER_CHUNKS = 4
 """Least number of chunks of a shard for a persistent grid: fewer tiles would all run at once."""
 
-SUM_TURNS, SCALED_TURNS = 2, 8
+SUM_CHUNKS, SCALED_CHUNKS = 2, 8
 """The same for sums, whose tiles have a longer epilogue, and for sums of float8, which need fewer pipeline stages only
 where there are many tiles: with 4 chunks they take 3 % longer in a persistent grid, with 8 of them 5 % less."""
 
@@ -238,7 +238,7 @@ def slices(rows: int, shards: int, tiles: GemmTiling, N: int, row_bytes: int) ->
     return next(count for count in range(most, 0, -1) if steps % count == 0)
 
 
-def takes_turns(rows: int, chunks: int) -> bool:
+def is_persistent(rows: int, chunks: int) -> bool:
     """Whether the grid is persistent: for shards with enough chunks."""
     return rows >= chunks * CHUNK
 
@@ -255,11 +255,11 @@ def summed_tiling(rows: int, N: int, ranks: int) -> tuple[GemmTiling, int]:
     high = TILINGS[-1].m if rows <= TILINGS[-1].m else TILINGS[0].m
     waves = {n: -(-rows // high) * -(-N // n) / blocks for n in (256, 128, 64)}
     wide = 256 if waves[256] > FEW_WAVES and ranks == 2 else 128 if waves[64] > 1 else 64
-    takes_turns = waves[wide] > 1
+    is_persistent = waves[wide] > 1
     deep = 2 if wide == TILINGS[-1].n else 1
-    room = smem_room() - (high * wide * RESULT_BYTES if takes_turns else 0)
+    room = smem_room() - (high * wide * RESULT_BYTES if is_persistent else 0)
     stages = min(MOST_STAGES, room // (2 * DEPTH * deep * (high + wide)))
-    return GemmTiling(high, wide, SUMMED_RATES[high, wide], stages, deep=deep), blocks if takes_turns else 0
+    return GemmTiling(high, wide, SUMMED_RATES[high, wide], stages, deep=deep), blocks if is_persistent else 0
 
 
 def smem_room() -> int:

@@ -14,7 +14,7 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of
-from tilescale.ops.persistent import turns_of_first
+from tilescale.ops.persistent import iterations_of_first
 from tilescale.ops.workspace import workspace_of
 
 THREADS = 256
@@ -174,8 +174,8 @@ def scatter_grid(X, order, sent, inbox, received, places, R, unit):
                 if z == 0:
                     pieces = T.ceildiv(most, high) * parts
                     sender, senders = tile * parts + part, T.min(SENDERS, pieces)
-                    for turn in T.serial(turns_of_first(sender, senders, (size - 1) * pieces)):
-                        number = sender + turn * senders
+                    for iteration in T.serial(iterations_of_first(sender, senders, (size - 1) * pieces)):
+                        number = sender + iteration * senders
                         owner, first = (rank + 1 + number // pieces) % size, number % pieces // parts * high
                         column, flag = number % parts * wide, first // (chunk * high)
                         if first < sent[owner]:
@@ -243,8 +243,8 @@ def sum_grid(Y, W, received, places, inbox, before, Out, groups, unit, weighted)
                 if z == 0:
                     pieces, home = T.ceildiv(most, high) * groups, T.alloc_var("int32")
                     sender, senders = tile * groups + group, T.min(SUMMING_SENDERS, pieces)
-                    for turn in T.serial(turns_of_first(sender, senders, (size - 1) * pieces)):
-                        number = sender + turn * senders
+                    for iteration in T.serial(iterations_of_first(sender, senders, (size - 1) * pieces)):
+                        number = sender + iteration * senders
                         home, first = (rank + 1 + number // pieces) % size, number % pieces // groups * high
                         begin = number % groups * each
                         end = T.min(begin + each, parts)

@@ -28,14 +28,14 @@ from tilescale.ops.few_rows import is_able
 from tilescale.ops.layout import CHUNK_BYTES, dtype_name
 from tilescale.ops.products import (
     CHUNK,
+    GATHER_CHUNKS,
     RESULT_BYTES,
     TILINGS,
-    TURNS,
     GemmTiling,
     in_parts,
+    is_persistent,
     slices,
     summed_tiling,
-    takes_turns,
     tiling,
 )
 from tilescale.ops.whole_tensors import is_split
@@ -231,7 +231,7 @@ def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
     adds = 0 if gathers else job.K * job.dtype.itemsize
     tiles = tiling(job.rows, ranks, max(job.columns), True, products, adds=adds)
     work = _work(machine, job, tiles, job.rows, ranks, products)
-    if not gathers or not takes_turns(job.rows, TURNS):  # such blocks load the next tile ahead
+    if not gathers or not is_persistent(job.rows, GATHER_CHUNKS):  # such blocks load the next tile ahead
         work = replace(work, tile=work.tile + _waits(machine))
     if gathers:
         parts = slices(job.rows, ranks, tiles, max(job.columns), job.row_bytes)

@@ -115,7 +115,7 @@ def _or_theirs(name: str, implementation: Callable[..., Any]) -> Callable[..., A
             with torch.no_grad(), otherwise():
                 result = implementation(*args, **kwargs)
         except ArgumentError as error:
-            _tell(name, error.message)
+            _report(name, error.message)
             return fallback(*args, **kwargs)
         calls[name, ""] += 1
         return result
@@ -123,7 +123,7 @@ def _or_theirs(name: str, implementation: Callable[..., Any]) -> Callable[..., A
     return call
 
 
-def _tell(name: str, reason: str) -> None:
+def _report(name: str, reason: str) -> None:
     if not calls[name, reason]:
         warnings.warn(f"symm_mem::{name} runs PyTorch's implementation: {reason}", stacklevel=3)
     calls[name, reason] += 1

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tilescale.comm import current_world, init
-from tilescale.comm.refusal import tells
+from tilescale.comm.refusal import notifies
 from tilescale.errors import ArgumentError
 from tilescale.ops.token_wise import finished
 from tilescale.runtime import early
@@ -15,7 +15,7 @@ from tilescale.runtime.ahead import compile_all, dry_run
 from tilescale.timing.no_gc import long_lived
 
 
-@tells(lambda *_, **__: current_world())
+@notifies(lambda *_, **__: current_world())
 def warm_up(run: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Compile every TileScale kernel that `run(*args, **kwargs)` needs, over all CPU cores and ranks. Collective.
 

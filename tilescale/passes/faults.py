@@ -42,7 +42,7 @@ def line_of_failure(
 
 
 @contextlib.contextmanager
-def faults_told(func: ir.PrimFunc, run: Callable[[ir.PrimFunc], object]) -> Iterator[None]:
+def faults_reported(func: ir.PrimFunc, run: Callable[[ir.PrimFunc], object]) -> Iterator[None]:
     """Replace unexpected exceptions by the error that `fault` makes.
 
     Args:
@@ -60,7 +60,7 @@ def faults_told(func: ir.PrimFunc, run: Callable[[ir.PrimFunc], object]) -> Iter
 
 
 @contextlib.contextmanager
-def emulation_faults_told(where: Callable[[], Location | None]) -> Iterator[None]:
+def emulation_faults_reported(where: Callable[[], Location | None]) -> Iterator[None]:
     """Replace unexpected exceptions of an emulation by the error that `fault` makes, with a line."""
     try:
         yield

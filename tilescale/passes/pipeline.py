@@ -37,7 +37,7 @@ def analyse(func: ir.PrimFunc, machine: Machine) -> Program:
         InternalError: a pass failed.
     """
     traced = retrace.for_machine(func, machine)
-    with faults.faults_told(traced, lambda func: _analysed(func, machine)):
+    with faults.faults_reported(traced, lambda func: _analysed(func, machine)):
         return _analysed(traced, machine)
 
 

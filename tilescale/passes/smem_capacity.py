@@ -38,12 +38,12 @@ def _check(phase: GridPhase, launch: Launch, names: ProgramNames, machine: Machi
     buffers = {buffer.data: buffer for buffer in launch.buffers}
     tiles = ", ".join(f"{buffers[data].name!r} {_size(data, most)}" for data in most.tiles)
     places = [location(most.stmt, "all are needed here"), *(declaration(buffers[data]) for data in most.tiles)]
-    ways = ["use smaller tiles", "let the last use of one come before the first use of another"]
-    ways[1:1] = ["fewer pipeline stages (num_stages=)"] if most.stages else []
+    remedies = ["use smaller tiles", "let the last use of one come before the first use of another"]
+    remedies[1:1] = ["fewer pipeline stages (num_stages=)"] if most.stages else []
     raise AllocationTooLargeError(
         f"tiles that live at the same time take {format_bytes(most.nbytes)} of {layer.title or layer.name}, "
         f"{machine.name} has {format_bytes(room)} for one program: {tiles}",
-        hint=", or ".join(ways),
+        hint=", or ".join(remedies),
         where=[place for place in places if place],
     )
 

@@ -199,7 +199,7 @@ class Uniformity:
         outer, self._trial = self._trial, True
         for _ in range(_ROUNDS):
             entry, left = dict(self._differs), self._left[-1]
-            self._turn(stmt, own, known)
+            self._iteration(stmt, own, known)
             self._join(entry, 0, self._written[-1])
             if self._left[-1] == left and all(self._differs[var] == entry.get(var, 0) for var in self._written[-1]):
                 break
@@ -207,11 +207,11 @@ class Uniformity:
         self._trial = outer
         if not outer:  # else an enclosing loop repeats the body with checks
             entry = dict(self._differs)
-            self._turn(stmt, own, known)
+            self._iteration(stmt, own, known)
         decided = max(*map(self.differs, own), self._left.pop()[1])
         self._join(entry, decided, self._written.pop())
 
-    def _turn(self, stmt: ir.For | ir.While, own: list[Any], known: _Loop) -> None:
+    def _iteration(self, stmt: ir.For | ir.While, own: list[Any], known: _Loop) -> None:
         if isinstance(stmt, ir.For):
             differs = self._nothing if _is_parallel(stmt) else self.differs(stmt.min)
             self._set(stmt.loop_var, differs, stmt)

@@ -198,12 +198,12 @@ class _EventSearch:
             found = self._first(self.statement, inner)
             return None if found == _BARRIER else found  # some part of a program has synchronized, or of a cluster
         if isinstance(stmt, ir.SeqStmt) and self.reverse:
-            inner = [one for number, one in enumerate(inner) if not self._told_of(one, inner[number + 1 :])]
+            inner = [one for number, one in enumerate(inner) if not self._is_signalled(one, inner[number + 1 :])]
         if inner:
             return self._first(self.statement, inner)
         return self._leaf(stmt)
 
-    def _told_of(self, copy: ir.Stmt, behind: Sequence[ir.Stmt]) -> bool:
+    def _is_signalled(self, copy: ir.Stmt, behind: Sequence[ir.Stmt]) -> bool:
         """Whether one of the statements after a copy, executed by the same units, completes it and signals its peer,
         which waits for the signal."""
         effects = self.graph.names.effects(copy)

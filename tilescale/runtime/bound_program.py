@@ -11,7 +11,7 @@ from tilelang_core import ir
 from tilescale import backends
 from tilescale.comm import current_world, init
 from tilescale.hda import Machine
-from tilescale.passes.faults import faults_told
+from tilescale.passes.faults import faults_reported
 from tilescale.passes.overlap.legality import has_sites
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Schedule
@@ -58,12 +58,12 @@ class BoundProgram(DropIn):
             return self._written, None
         if self._asked == "persistent":
             self._analysed  # noqa: B018 - raises for mistakes in the program as written
-            with faults_told(self._written, lambda func: persistent(func, self.machine)):
+            with faults_reported(self._written, lambda func: persistent(func, self.machine)):
                 return persistent(self._written, self.machine)
         given = self._asked if isinstance(self._asked, Schedule) else None
         if given is None and not has_sites(self._analysed):
             return self._written, Schedule()
-        with faults_told(self._written, lambda func: overlap(func, self.machine, given)):
+        with faults_reported(self._written, lambda func: overlap(func, self.machine, given)):
             return overlap(self._written, self.machine, given)
 
     @cached_property

@@ -21,8 +21,8 @@ class SimulatedGrid:
         self.replay, self.live, self.step = replay, live, step
         # The emptiest place first, as a scheduler of thread blocks does. More places than programs stay empty.
         places = min(step.places, len(step.tasks))
-        turns = min(step.each, math.ceil(len(step.tasks) / max(places, 1)))
-        self.free = [(turn, place) for turn in range(turns) for place in range(places)]
+        waves = min(step.each, math.ceil(len(step.tasks) / max(places, 1)))
+        self.free = [(wave, place) for wave in range(waves) for place in range(places)]
         self.next = 0
         self.running = 0
         self.over = False
@@ -51,8 +51,8 @@ class _ProgramGroup:
 
     def start(self, task: RecordedTask, slot: tuple[int, int]) -> None:
         grid = self.grid
-        turn, place = slot
-        engine = f"{grid.replay.program} {place}" + (f".{turn}" if grid.step.each > 1 else "")
+        wave, place = slot
+        engine = f"{grid.replay.program} {place}" + (f".{wave}" if grid.step.each > 1 else "")
         grid.replay.start(task, grid.live, place, engine, self.ended, grid.step.alike)
 
     def ended(self, child: Any) -> None:

@@ -25,7 +25,7 @@ from tilescale.timing.steps import (
     merged,
 )
 
-TURNS = 8
+ROUNDS = 8
 """A loop that is not pipelined is simulated in at most this number of steps, each of several iterations."""
 
 UNBOUNDED = 1 << 30
@@ -165,7 +165,7 @@ class TaskLog:
         elif stages > 1:
             self._pipelined(works, times, stages)
         else:
-            self.task.steps += in_turns(works, times)
+            self.task.steps += one_after_another(works, times)
 
     def _pipelined(self, works: list[WorkStep], times: int, stages: int) -> None:
         self.task.steps += pipelined(works, times, stages, self.primed)
@@ -226,12 +226,12 @@ def at_once(works: list[WorkStep], times: int, hidden: Callable[[int, float], fl
     return WorkStep(_sum(works, times), times * sum(map(alone, works)) - saved)
 
 
-def in_turns(works: list[WorkStep], times: int) -> list[WorkStep]:
-    """A loop whose operations wait for each other: a few turns, each of several iterations."""
-    turns = min(times, TURNS) if len(works) > 1 else 1
-    share = times / turns
-    turn = [WorkStep(scaled(work.parts, share), work.floor_s * share, work.tail_s, work.ahead) for work in works]
-    return turn * turns
+def one_after_another(works: list[WorkStep], times: int) -> list[WorkStep]:
+    """A loop whose operations wait for each other: a few rounds, each of several iterations."""
+    rounds = min(times, ROUNDS) if len(works) > 1 else 1
+    share = times / rounds
+    round_ = [WorkStep(scaled(work.parts, share), work.floor_s * share, work.tail_s, work.ahead) for work in works]
+    return round_ * rounds
 
 
 def pipelined(works: list[WorkStep], times: int, stages: int, primed: bool = False) -> list[WorkStep]:

@@ -60,10 +60,10 @@ def fail(head: torch.Tensor, kind: int, site: int, index: int, expected: int, se
         there[row + 1 : row + 7] = torch.tensor([kind, site, 0, index, expected, seen])
         there[row + STATE] = COMPLETE
         there[STOP] = heap.team.rank + 1
-    tell_host(head)
+    notify_host(head)
 
 
-def tell_host(head: torch.Tensor) -> None:
+def notify_host(head: torch.Tensor) -> None:
     if head[STOP] != 0:
         records[head.data_ptr()]._stopped[0] = int(head[STOP])
 
@@ -94,7 +94,7 @@ def barrier_kernel(slot, rank, purpose, limit_ns, site, words, epochs, head) -> 
                     fail(head, DIFFERENT, site, peer, purpose & 0xFFFF_FFFF, seen & 0xFFFF_FFFF)
                 if outcome != "ready":
                     break
-        tell_host(head)
+        notify_host(head)
 
     stream.put(run)
 
@@ -124,7 +124,7 @@ class Program:
         def wait() -> None:
             if await_(lambda: arrives, self.guard.limit_ns, head) == "late":
                 fail(head, TIMEOUT, FLAG, 5, 2, 1)
-            tell_host(head)
+            notify_host(head)
 
         stream.put(wait)
         self.guard.barrier(EXIT)()

@@ -138,7 +138,7 @@ def check_precisions() -> None:
 
 
 def check_what_is_computed_in_float32_is_told_of() -> None:
-    layer_products._tell_of_float32.cache_clear()
+    layer_products._warn_of_float32.cache_clear()
     for casts, told in ((True, 0), (False, 1)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -29,7 +29,7 @@ from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
 from tilescale.hda.names import BuiltIn
 from tilescale.hda.units import format_count
-from tilescale.passes.faults import emulation_faults_told, first_line
+from tilescale.passes.faults import emulation_faults_reported, first_line
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.upstream_rules import check_rules
 from tilescale.program.arguments import count_writes
@@ -134,7 +134,7 @@ def emulate_program(
     seed = settings().schedule_seed if schedule_seed is None else schedule_seed
     assumptions = Assumptions(assume, program, len(per_unit)) if assume is not None else None
     begin, given = perf_counter(), Given(program, per_unit) if watching else None
-    faults = emulation_faults_told(lambda: first_line(program.func))
+    faults = emulation_faults_reported(lambda: first_line(program.func))
     kept = kept if kept is not None and data else {}  # closures without data keep state of one run
     key = tuple(extents), mesh, time, seed is None
     with faults, progress_bar(f"emulating {program.name}", progress) as advance:

@@ -177,9 +177,9 @@ def _values(place: Place, values: Sequence[int]) -> list[Term]:
     """Candidate values of a wait for a flag: one more per loop iteration, or a number that the flag had."""
     found: list[Term] = []
     for loop in reversed(place.loops):
-        turns, total = ir.constant(loop.extent), max(values)
-        if turns and turns > 1 and total % turns == 0:
-            step, begin = total // turns, ir.constant(loop.min) or 0
+        iterations, total = ir.constant(loop.extent), max(values)
+        if iterations and iterations > 1 and total % iterations == 0:
+            step, begin = total // iterations, ir.constant(loop.min) or 0
             for by in range(1 - begin - _AHEAD, 2 - begin):  # the weakest first
                 text = loop.loop_var.name + (f" + {by}" if by > 0 else f" - {-by}" if by < 0 else "")
                 text = text if step == 1 else f"{step} * ({text})"

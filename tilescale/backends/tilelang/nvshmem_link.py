@@ -95,7 +95,7 @@ def started(kernel: Callable[..., Any], where: Location | None) -> Callable[...,
 
     def run(*args: Any) -> Any:
         # The barrier at a program's entry is a kernel, so a module has been loaded by now.
-        if not modules.is_told():
+        if not modules.is_notified():
             raise UsageError(
                 "NVSHMEM cannot be started in this kernel: TileLang ran another kernel before tilescale was imported",
                 hint="import tilescale before the first TileLang kernel runs",

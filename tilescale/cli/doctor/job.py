@@ -42,24 +42,24 @@ def _devices(world: World) -> Finding:
         own, error = str(world.device), None
     except TileScaleError as found:
         own, error = "", found
-    told = world.all_gather((own, error))
-    wrong = [(rank, error) for rank, (_, error) in enumerate(told) if error is not None]
+    heard = world.all_gather((own, error))
+    wrong = [(rank, error) for rank, (_, error) in enumerate(heard) if error is not None]
     if wrong:
         rank, error = wrong[0]
         return Finding("devices", False, f"rank {rank}: {error.message}", error.hint or "")
-    kinds = {device.partition(":")[0] for device, _ in told}
-    text = ", ".join(f"rank {rank} on {device}" for rank, (device, _) in enumerate(told))
+    kinds = {device.partition(":")[0] for device, _ in heard}
+    text = ", ".join(f"rank {rank} on {device}" for rank, (device, _) in enumerate(heard))
     return Finding("devices", len(kinds) == 1, text, "all ranks need GPUs, or none: TILESCALE_EMULATE=1 uses none")
 
 
 def _binding(world: World) -> Finding:
     """Cores and adapters that each rank is bound to, by `tilescale bind` or otherwise."""
-    told = world.all_gather((len(os.sched_getaffinity(0)), {name: os.environ.get(name) for name in _ADAPTERS}))
-    lists = {(world.node_of[rank], variables["NCCL_IB_HCA"]) for rank, (_, variables) in enumerate(told)}
-    said = [{name: text for name, text in variables.items() if text is not None} for _, variables in told]
+    heard = world.all_gather((len(os.sched_getaffinity(0)), {name: os.environ.get(name) for name in _ADAPTERS}))
+    lists = {(world.node_of[rank], variables["NCCL_IB_HCA"]) for rank, (_, variables) in enumerate(heard)}
+    said = [{name: text for name, text in variables.items() if text is not None} for _, variables in heard]
     text = "; ".join(
         " ".join([f"rank {rank}: {cores} cores", *(f"{name}={value}" for name, value in said[rank].items())])
-        for rank, (cores, _) in enumerate(told)
+        for rank, (cores, _) in enumerate(heard)
     )
     if len(lists) > world.nodes:
         remedy = "NCCL needs the same NCCL_IB_HCA in all ranks of a node: leave it to tilescale bind"
@@ -72,8 +72,8 @@ def _ports(world: World) -> Finding:
     with socket.create_server(("", 0), backlog=world.size) as listener:
         addresses = world.all_gather((socket.gethostname(), listener.getsockname()[1]))
         refused = [peer for peer in range(world.size) if peer != world.rank and not _reaches(addresses[peer])]
-        told = world.all_gather(refused)
-    pairs = [f"{rank} -> {peer}" for rank, peers in enumerate(told) for peer in peers]
+        heard = world.all_gather(refused)
+    pairs = [f"{rank} -> {peer}" for rank, peers in enumerate(heard) for peer in peers]
     if not pairs:
         return Finding("ports", True, "every rank reaches every other one")
     return Finding(
@@ -107,8 +107,8 @@ def _clocks(world: World) -> Finding:
     apart = []
     for _ in range(3):
         world.barrier()
-        told = world.all_gather(time.time())
-        apart.append(max(told) - min(told))
+        heard = world.all_gather(time.time())
+        apart.append(max(heard) - min(heard))
     skew = min(apart)
     return Finding("clocks", skew < _MOST_SKEW_S, f"at most {skew:.3f} s apart", "start NTP or chrony on all hosts")
 
@@ -122,11 +122,11 @@ def _heap(world: World) -> Finding:
         tensor = heap.from_tensor(torch.tensor([world.rank], dtype=torch.int32, device=world.device))
         everywhere = heap.peers(tensor)
         seen = [int(everywhere[heap.addresses.slot(peer)].item()) for peer in range(team.size)]
-        told = world.all_gather(seen == list(team.ranks))
+        heard = world.all_gather(seen == list(team.ranks))
         name = heap.provider
         del tensor, everywhere
     whose = "every other one's memory" + (" on its node" if world.nodes > 1 else "")
-    return Finding("heap", all(told), f"{name}: every rank reads {'' if all(told) else 'not '}{whose}")
+    return Finding("heap", all(heard), f"{name}: every rank reads {'' if all(heard) else 'not '}{whose}")
 
 
 def _nccl(world: World) -> Finding:
@@ -143,8 +143,8 @@ def _nccl(world: World) -> Finding:
         said = " ".join(str(error).split())
     if said:
         device_services().abort()
-    told = world.all_gather(said or ("" if found == [world.size * (world.size - 1) / 2] else f"a wrong sum: {found}"))
-    wrong = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
+    heard = world.all_gather(said or ("" if found == [world.size * (world.size - 1) / 2] else f"a wrong sum: {found}"))
+    wrong = [f"rank {rank}: {text}" for rank, text in enumerate(heard) if text]
     return Finding(
         "NCCL",
         not wrong,

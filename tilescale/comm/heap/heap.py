@@ -21,7 +21,7 @@ from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.heap.ledger import HeapBlock, Ledger
 from tilescale.comm.heap.provider import HeapCannotGrow, choose
 from tilescale.comm.heap.tensors import contiguous_strides, extent, instances_of, tensor_at
-from tilescale.comm.refusal import tells
+from tilescale.comm.refusal import notifies
 from tilescale.comm.team import Team
 from tilescale.errors import (
     ArgumentError,
@@ -126,7 +126,7 @@ class SymmetricHeap:
         for piece in self._memory.extents:
             self._ledger.arena.add(*piece)
         self._released: deque[int] = deque()  # garbage collection appends to it at any moment, from any thread
-        self._told: set[int] = set()  # numbers of blocks that this rank has reported as released
+        self._reported: set[int] = set()  # numbers of blocks that this rank has reported as released
         self._open = True
         open_heaps.add(self)
 
@@ -145,7 +145,7 @@ class SymmetricHeap:
         """Whether the end of the process gives all memory back by itself."""
         return self._memory.freed_at_exit
 
-    @tells(_team)
+    @notifies(_team)
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Collective: a contiguous symmetric tensor with arbitrary contents.
 
@@ -160,12 +160,12 @@ class SymmetricHeap:
         """
         return self._allocate(CollectiveCall.here("empty"), shape, dtype)
 
-    @tells(_team)
+    @notifies(_team)
     def zeros(self, shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Collective: a symmetric tensor of zeros, on all ranks by the time that this returns. Raises as `empty`."""
         return self._allocate(CollectiveCall.here("zeros"), shape, dtype, lambda made: made.zero_())
 
-    @tells(_team)
+    @notifies(_team)
     def from_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Collective: a contiguous symmetric copy of `tensor`, which has the same shape and type on all ranks.
 
@@ -211,7 +211,7 @@ class SymmetricHeap:
 
     def usage(self) -> Usage:
         """Fill level of the heap on this rank."""
-        released = {*self._told, *self._released}
+        released = {*self._reported, *self._released}
         return Usage(
             capacity=self._memory.capacity,
             mapped=sum(piece.nbytes for piece in self._memory.extents),
@@ -227,7 +227,7 @@ class SymmetricHeap:
         if not self._open:
             return
         _collect()
-        alive = len(self._ledger.blocks) - len({*self._told, *self._released})
+        alive = len(self._ledger.blocks) - len({*self._reported, *self._released})
         if alive:
             raise UsageError(f"{alive} tensors of the heap are still in use", hint="delete them, and all views of them")
         self.end()
@@ -339,12 +339,12 @@ class SymmetricHeap:
             released.append(self._released.popleft())
         if released:
             self._memory.wait_idle()
-        self._told.update(released)
+        self._reported.update(released)
         return tuple(released)
 
     def _settle(self, released: Sequence[tuple[int, ...]]) -> None:
         self._ledger.settle(released)
-        self._told &= {block.number for block in self._ledger.blocks}
+        self._reported &= {block.number for block in self._ledger.blocks}
 
     def _find(self, tensor: torch.Tensor) -> int | None:
         if tensor.device != self.device or not self._open or tensor.is_sparse:

@@ -205,9 +205,9 @@ def _network(net: Network, width: float, taps: Sequence[float]) -> _DrawnBox:
     title = f"{net.name}{f' - {net.title}' if net.title else ''}"
     first = _text(title, 13, "wire", bold=True)
     second = _text(f"connects {words.network_place(net)}: {words.network_facts(net)}", 11, "ink")
-    ways = [_text(f"{m.name}: {words.mechanism_facts(m)}", 11, "soft") for m in net.mechanisms]
+    mechanisms = [_text(f"{m.name}: {words.mechanism_facts(m)}", 11, "soft") for m in net.mechanisms]
     extra = [_text(", ".join(net.capabilities), 11, "soft")] if net.capabilities else []
-    words_block = _stack([first, second, *ways, *extra], 4)
+    words_block = _stack([first, second, *mechanisms, *extra], 4)
     height = max(words_block.height, GLYPH) + 2 * 8
     width = max(width, words_block.width + GLYPH + 3 * PAD)
     colour = f'{paint(stroke="wire")} stroke-width="2"'

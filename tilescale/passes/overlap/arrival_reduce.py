@@ -109,8 +109,8 @@ def sum_of(arrivals: ArrivalReduce, rewriter: LaunchRewriter, after: Callable[[A
     rank, rank_is = rank_of(arrivals.level)
     number = _number(launch)
     programs = math.prod(ir.integer(n) for n in launch.grid)
-    turn = ir.Var("turn", "int32")
-    tile, tile_is = bound("tile", number + turn * programs)
+    iteration = ir.Var("iteration", "int32")
+    tile, tile_is = bound("tile", number + iteration * programs)
     row, row_is = bound("row", tile // across * high)
     column = tile % across * wide
     first, other = rows.place(row, column)
@@ -124,7 +124,7 @@ def sum_of(arrivals: ArrivalReduce, rewriter: LaunchRewriter, after: Callable[[A
         *after(row),
     ]
     iterations = ir.simplify((down * across - number + programs - 1) // programs, {})
-    return GridPhase(tir.sequence([rank_is, _serial(turn, iterations, tir.sequence(body))]))
+    return GridPhase(tir.sequence([rank_is, _serial(iteration, iterations, tir.sequence(body))]))
 
 
 def tile_shape(launch: Launch, chunks: RowChunks) -> tuple[int, int]:

@@ -112,7 +112,7 @@ class RowChunks:
         stmt = use.stmts[0]
         return stmt, tir.sequence([*(tir.at(s, stmt) for s in (rank_is, *waits)), stmt])
 
-    def told(self, flags: ir.Buffer, part: Any) -> list[ir.Stmt]:
+    def signals(self, flags: ir.Buffer, part: Any) -> list[ir.Stmt]:
         """Signals that all of a part is there."""
         return [self.all(lambda chunk: signal(flags, part, chunk))]
 
@@ -147,10 +147,10 @@ class RowChunks:
             return [make(*self._first(use))]
         if use.part is not None and use.box is not None and self.of.depth == 1:
             return self._of_part(use.part, use.box[self.of.dimensions[-1]], use.ranges, make)
-        turn, first = ir.Var("chunk", "int32"), ir.simplify(self.number(use.begin), use.ranges)
+        chunk, first = ir.Var("chunk", "int32"), ir.simplify(self.number(use.begin), use.ranges)
         count = ir.simplify(self.number(use.end - 1) - first + 1, use.ranges)
         extent = ir.Max(count, ir.IntImm("int32", 0))
-        return [ir.For(turn, first, extent, ir.ForKind.SERIAL, make(turn // self.each, turn % self.each))]
+        return [ir.For(chunk, first, extent, ir.ForKind.SERIAL, make(chunk // self.each, chunk % self.each))]
 
     def _of_part(
         self, part: Any, rows: tuple[Any, Any] | None, ranges: dict[ir.Var, tuple[int, int]], make: Callable
@@ -201,8 +201,13 @@ def signal(flags: ir.Buffer, *index: Any) -> ir.Stmt:
 
 
 def put(
-    level: str, source: ir.Call, target: ir.Call, peer: Any, told: ir.Call, after: tuple[ir.Call, Any] | tuple[()] = ()
+    level: str,
+    source: ir.Call,
+    target: ir.Call,
+    peer: Any,
+    arrived: ir.Call,
+    after: tuple[ir.Call, Any] | tuple[()] = (),
 ) -> ir.Stmt:
-    """`T.copy(source, target, dst=peer, signal=told, after=(flag, ">=", value))`."""
+    """`T.copy(source, target, dst=peer, signal=arrived, after=(flag, ">=", value))`."""
     notes: dict[str, Any] = {"level": level, "far": "dst", "op": "add", "after": ">=" if after else None}
-    return tir.evaluate(call(COPY, source, target, peer, told, ir.IntImm("int32", 1), *after, **notes))
+    return tir.evaluate(call(COPY, source, target, peer, arrived, ir.IntImm("int32", 1), *after, **notes))

@@ -233,7 +233,7 @@ def _kept(found: _SplitAllToAll, chunks: RowChunks, here: ir.Buffer) -> list[ir.
     received = found.received.region(rank, 0, found.received.height, "w")
     home = [] if found.store else [copy(sent, received)]
     if found.readers:
-        return [rank_is, *home, *chunks.told(here, rank)]
+        return [rank_is, *home, *chunks.signals(here, rank)]
     return [rank_is, *home, *chunks.to_others(found.level, lambda rank, peer, chunk: wait(here, peer, chunk))]
 
 

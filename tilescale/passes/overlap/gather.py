@@ -298,7 +298,7 @@ def _started(gather: _SplitGather, rewriter: LaunchRewriter, *, in_place: bool) 
         return kept
     if gather.pieces.rows % rows.inner:
         sent = to_others(made.level, rows.parts, lambda *which: _send(gather, *which))
-        return [*sent, rank_is, home, *gather.pieces.told(flags, rank)]
+        return [*sent, rank_is, home, *gather.pieces.signals(flags, rank)]
     whole = tir.region(flags, [ir.IntImm("int32", 0)] * 2, flags.shape, "rw")
     source = rows.region(rank, 0, rows.height, "r") if in_place else made.source
     notes: dict[str, Any] = {"level": made.level, "dim": 0, "chunk": gather.pieces.rows // rows.inner}

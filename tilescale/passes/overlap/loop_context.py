@@ -40,20 +40,20 @@ class LoopContext:
     def of(cls, phase: DevicePhase, launch: Launch, where: Location | None) -> LoopContext:
         """The loop context of a phase. Raises Declined unless all loops around it have known extents."""
         part: Part = phase
-        way, conditions = _way(launch.body, phase), []
-        while way and (isinstance(way[-1], Sequence) and len(way[-1].parts) == 1 or _is_branch(way[-1])):
-            part = way.pop()
+        parents, conditions = _parents(launch.body, phase), []
+        while parents and _has_one_part(parents[-1]):
+            part = parents.pop()
             if isinstance(part, Control):
                 conditions.append(part.stmt.condition)
         binds, inner, stmts = _opened(phase.stmt)
-        loops = tuple(around for around in way if isinstance(around, Control))
+        loops = tuple(around for around in parents if isinstance(around, Control))
         if not all(_is_known(loop.stmt) for loop in loops):
             raise Declined("it is in a branch, or in a loop of unknown extent", where)
-        siblings = way[-1].parts if way and isinstance(way[-1], Sequence) else (part,)
+        siblings = parents[-1].parts if parents and isinstance(parents[-1], Sequence) else (part,)
         at = next(i for i, sibling in enumerate(siblings) if sibling is part)
         before = last_of_grids(siblings[:at])
         earlier = [bind for part in before for bind in _binds_of(part)]
-        is_first = len(before) == at and len(way) > 1 and bool(loops) and way[-2] is loops[-1]
+        is_first = len(before) == at and len(parents) > 1 and bool(loops) and parents[-2] is loops[-1]
         return cls((*earlier, *binds), stmts, (*conditions, *inner), loops, before, siblings[at + 1 :], is_first)
 
     @property
@@ -95,12 +95,16 @@ class LoopContext:
         return tir.renamed(tir.sequence(found))
 
 
-def _way(part: Part, wanted: DevicePhase) -> list[Part]:
+def _has_one_part(part: Part) -> bool:
+    return isinstance(part, Sequence) and len(part.parts) == 1 or _is_branch(part)
+
+
+def _parents(part: Part, wanted: DevicePhase) -> list[Part]:
     """The parts around a phase, outermost first."""
     for inner in part.parts if isinstance(part, Sequence | Control) else ():
         if inner is wanted:
             return [part]
-        if found := _way(inner, wanted):
+        if found := _parents(inner, wanted):
             return [part, *found]
     return []
 

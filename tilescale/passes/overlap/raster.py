@@ -73,15 +73,15 @@ class Raster:
         if self.blocks is None:
             at = {} if self.group is None else self._at(column)
             return _with(stmt, {**at, **owner(part)})
-        turn, a_part = ir.Var("turn", "int32"), self.rows * self.columns
-        number: Any = column + turn * self.blocks
+        iteration, a_part = ir.Var("iteration", "int32"), self.rows * self.columns
+        number: Any = column + iteration * self.blocks
         shard: Any = 0
         for begun in range(1, parts):
             shard = shard + ir.Cast("int32", number >= begun * a_part)
         inside = number if parts == 1 else ir.Max(ir.int_node(0), number - shard * a_part)
         body = _with(stmt, {**self._at(inside), **owner(first + shard)})
-        turns = -((column - parts * a_part) // self.blocks)
-        return ir.For(turn, ir.int_node(0), turns, ir.ForKind.SERIAL, body)
+        iterations = -((column - parts * a_part) // self.blocks)
+        return ir.For(iteration, ir.int_node(0), iterations, ir.ForKind.SERIAL, body)
 
     def changed(
         self, phase: GridPhase, rewriter: LaunchRewriter, before: Sequence[ir.Stmt], owner: Owner, parts: int = 1

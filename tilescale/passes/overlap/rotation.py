@@ -49,8 +49,8 @@ def _awaited(site: ShiftSite, context: LoopContext, here: ir.Buffer) -> ir.Stmt:
         if number is None:
             found.append(stmt)
             continue
-        made, told = site.made[number], flag(here, number, *context.variables[:-1])
-        found.append(tir.at(put(made.level, made.source, made.target, made.peer, told), stmt))
+        made, arrived = site.made[number], flag(here, number, *context.variables[:-1])
+        found.append(tir.at(put(made.level, made.source, made.target, made.peer, arrived), stmt))
         if number == len(site.stmts) - 1:
             found += [tir.at(wait(here, i, *context.variables[:-1]), stmt) for i in range(len(site.stmts))]
     return tir.sequence(found)

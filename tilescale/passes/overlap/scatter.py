@@ -252,8 +252,8 @@ def _by_tiles(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewri
         step = ir.Var("step", "int32")
         high, wide = map(ir.integer, tile.buffer.shape)
         target = arrivals.to(tile.rank, tile.row, tile.column, (high, wide))
-        told = flag(back, tile.rank, tile.row // chunks.rows)
-        sent = put(level, whole(tile.buffer, "r"), target, (tile.rank + step) % rows.parts, told)
+        arrived = flag(back, tile.rank, tile.row // chunks.rows)
+        sent = put(level, whole(tile.buffer, "r"), target, (tile.rank + step) % rows.parts, arrived)
         return [ir.For(step, 1, rows.parts - 1, ir.ForKind.SERIAL, sent)]
 
     op = str(scatter.site.made.op)

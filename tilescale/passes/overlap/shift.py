@@ -130,8 +130,8 @@ def _check_apart(shift: _SplitShift, graph: Dependence, own: set[ir.Var]) -> Non
             inside = BoundVariables.of(grid, launch)
             for stmt in ir.statements(grid):
                 if conflict(names.effects(stmt).accesses, inside, moved, BoundVariables.of(copies)):
-                    turn = "".join(f", where {var.name} is {value}" for var, value in at.items())
-                    raise Declined(f"the grid accesses its tensors{turn}", location(stmt))
+                    iteration = "".join(f", where {var.name} is {value}" for var, value in at.items())
+                    raise Declined(f"the grid accesses its tensors{iteration}", location(stmt))
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------

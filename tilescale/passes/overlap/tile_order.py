@@ -34,7 +34,7 @@ class TileOrder(Protocol):
 
     others: int
 
-    def part(self, turn: Any, rank: Any, parts: int) -> Any:
+    def part(self, iteration: Any, rank: Any, parts: int) -> Any:
         """The rank whose part is at a position."""
 
 
@@ -43,9 +43,9 @@ class ArrivalOrder:
 
     others = 1
 
-    def part(self, turn: Any, rank: Any, parts: int) -> Any:
+    def part(self, iteration: Any, rank: Any, parts: int) -> Any:
         """The rank whose part is at a position."""
-        return (rank + parts - turn) % parts
+        return (rank + parts - iteration) % parts
 
 
 class DepartureOrder:
@@ -53,9 +53,9 @@ class DepartureOrder:
 
     others = 0
 
-    def part(self, turn: Any, rank: Any, parts: int) -> Any:
+    def part(self, iteration: Any, rank: Any, parts: int) -> Any:
         """The rank whose part is at a position."""
-        return (rank + 1 + turn) % parts
+        return (rank + 1 + iteration) % parts
 
 
 def stairs(x: Any, begins: Sequence[int], values: Sequence[int]) -> Any:
@@ -77,7 +77,7 @@ def is_in(order: TileOrder, use: TensorUse, rows: Partition, uses: AccessMaps, l
     for rank in range(rows.parts):
         begins = [begin // rows.height for begin, _, _ in uses.values(use, uses.ranks(level, rank), likely=True)]
         found = list(dict.fromkeys(int(part) for row in np.transpose(begins) for part in row))
-        if found != [order.part(turn, rank, rows.parts) for turn in range(rows.parts)]:
+        if found != [order.part(iteration, rank, rows.parts) for iteration in range(rows.parts)]:
             return False
     return True
 
@@ -164,7 +164,7 @@ def _linear(launch: Launch, shape: list[int], axis: GridAxis, rank: ir.Var, orde
     for var, extent in reversed(list(zip(launch.programs, shape, strict=True))):
         place = place * extent + var
     inside = [*shape[:number], height, *shape[number + 1 :]]
-    start, bind = bound("turn", place)
+    start, bind = bound("iteration", place)
     stmts, mapping, left = [bind], {}, start % math.prod(inside)
     for i, (var, extent) in enumerate(zip(launch.programs, inside, strict=True)):
         value = left % extent

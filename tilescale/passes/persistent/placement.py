@@ -55,16 +55,17 @@ class Placement:
             body = tir.sequence([*task.first, task.body])
             run = body if self.is_even else ir.IfThenElse(task.number < self.count, body, None)
             return tir.sequence([ir.Bind(task.number, self.task(block, 0)), run])
-        turn = ir.Var("turn", "int32")
-        run = tir.sequence([ir.Bind(task.number, self.task(block, turn)), task.body])
-        return tir.sequence([*task.first, ir.For(turn, 0, self.turns(block), ir.ForKind.SERIAL, run), *task.last])
+        iteration = ir.Var("iteration", "int32")
+        run = tir.sequence([ir.Bind(task.number, self.task(block, iteration)), task.body])
+        loop = ir.For(iteration, 0, self.iterations(block), ir.ForKind.SERIAL, run)
+        return tir.sequence([*task.first, loop, *task.last])
 
-    def task(self, block: ir.Var, turn: Any) -> Any:
+    def task(self, block: ir.Var, iteration: Any) -> Any:
         """The task that a block executes in an iteration of its loop."""
         mine: Any = (block + (self.blocks - self.first)) % self.blocks if self.first else block
-        return mine + turn * self.blocks
+        return mine + iteration * self.blocks
 
-    def turns(self, block: ir.Var) -> Any:
+    def iterations(self, block: ir.Var) -> Any:
         """Tasks of a block."""
         if self.is_even:
             return ir.IntImm("int32", self.count // self.blocks)

@@ -80,7 +80,7 @@ class Ring:
             start = before
             for number in numbers:
                 stream = streams[number]
-                more = 0 if stream is None else placements[number].turns(block) * stream.trips
+                more = 0 if stream is None else placements[number].iterations(block) * stream.trips
                 end = self._number(f"loads{number}", before + more)
                 self.spans.append((before, end))
                 before = end
@@ -122,8 +122,8 @@ class Ring:
         stream = self.streams[number]
         if stream is None:
             return body
-        turn = task // self.placements[number].blocks
-        first = self.spans[number][0] + turn * stream.trips
+        iteration = task // self.placements[number].blocks
+        first = self.spans[number][0] + iteration * stream.trips
         again = [(loop, self._refilled(number, loop, places, first)) for loop, places in stream.loops]
 
         def enter(node: ir.Node) -> Any:

@@ -163,7 +163,7 @@ static int add_given(const Calls *calls, Given *given, PyObject *x) {
   return !PyType_IsSubtype(type, python->tensor) && add_object(given, type, x);
 }
 
-static int tells(const Calls *calls, Given *given, PyObject *state, PyObject *x) {
+static int take_form(const Calls *calls, Given *given, PyObject *state, PyObject *x) {
   given->call.words = given->call.end = given->tensors = given->objects = 0;
   if (!add_given(calls, given, state) || !add_given(calls, given, x)) return 0;
   given->call.count = given->tensors;
@@ -378,7 +378,7 @@ static PyObject *replay(PyObject *self, PyObject *arguments) {
   PyObject *state = PyObject_Vectorcall(calls->state, NULL, 0, NULL);
   if (!state) return NULL;
   const RecordedCall *recorded = NULL;
-  if (tells(calls, &given, state, arguments)) {
+  if (take_form(calls, &given, state, arguments)) {
     const int32_t number = *entry_in_index(calls, &given);
     if (number) recorded = calls->forms[number - 1].recorded;
   }
@@ -393,13 +393,13 @@ static PyObject *form_of(PyObject *self, PyObject *arguments) {
   PyObject *none = calls->python->none, *state = PyObject_Vectorcall(calls->state, NULL, 0, NULL);
   if (!state) return NULL;
   const Form *form = NULL;
-  const int is_told = tells(calls, &given, state, arguments);
-  if (is_told) {
+  const int has_form = take_form(calls, &given, state, arguments);
+  if (has_form) {
     const int32_t number = *entry_in_index(calls, &given);
     form = number ? &calls->forms[number - 1] : new_form(calls, &given);
   }
   Py_DecRef(state);
-  if (!is_told) return Py_IncRef(none), none;
+  if (!has_form) return Py_IncRef(none), none;
   PyObject *tensors = form ? PyList_New(0) : NULL, *made = tensors ? PyTuple_New(2) : NULL;
   for (int64_t i = 0; tensors && i < given.tensors; ++i) PyList_Append(tensors, given.tensor[i]);
   if (!made) return NULL;

@@ -177,7 +177,7 @@ static int add(const Table *table, Call *call, int position, const TVMFFIAny *va
   return 0;
 }
 
-static int told(const Table *table, Call *call, const TVMFFIAny *values, int count) {
+static int take_call(const Table *table, Call *call, const TVMFFIAny *values, int count) {
   call->words = 0, call->count = count, call->end = 0;
   if (count > MOST_VALUES) return 0;
   for (int i = 0; i < count; ++i)
@@ -260,7 +260,7 @@ static int answer(TVMFFIAny *result, int64_t value) {
 int __tvm_ffi_keep(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
   Table *table = (Table *)args[0].v_int64;
   Call call;
-  if (!told(table, &call, args + 2, count - 2)) return answer(result, 0);
+  if (!take_call(table, &call, args + 2, count - 2)) return answer(result, 0);
   uint64_t hash = hash_of(&call);
   Entry *entry = entry_of(table, &call, hash);
   if (!entry) {
@@ -284,7 +284,7 @@ int __tvm_ffi_keep(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *
 int __tvm_ffi_find(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
   Table *table = (Table *)args[0].v_int64;
   Call call;
-  if (!told(table, &call, args + 1, count - 1)) return answer(result, 0);
+  if (!take_call(table, &call, args + 1, count - 1)) return answer(result, 0);
   Entry *entry = entry_of(table, &call, hash_of(&call));
   return answer(result, entry ? (int64_t)entry->kept : 0);
 }
@@ -293,7 +293,7 @@ int __tvm_ffi_find(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *
 int __tvm_ffi_call(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
   Table *table = (Table *)args[0].v_int64;
   Call call;
-  if (!told(table, &call, args + 2, count - 2)) return answer(result, UNKNOWN);
+  if (!take_call(table, &call, args + 2, count - 2)) return answer(result, UNKNOWN);
   Entry *entry = entry_of(table, &call, hash_of(&call));
   if (!entry || !encode((Replay *)entry->kept, table, &call)) return answer(result, UNKNOWN);
   return answer(result, launch((Replay *)entry->kept, call.given, (void *)args[1].v_int64));

@@ -30,8 +30,8 @@ def once_per_node(group: HeapGroup, first: bool, make: Callable[[], T]) -> T:
     """
     call = CollectiveCall.here("kernel.compile")
     made: tuple[T | None, BaseException | None] = (None, None)
-    for turn in (True, False):
-        if first == turn:
+    for goes_first in (True, False):
+        if first == goes_first:
             made = _try(make)
         _raise_any(group, call, made[1])
     return made[0]  # type: ignore[return-value]  # nothing was raised

@@ -56,19 +56,19 @@ def error_for(reports: Sequence[WaitReport], scene: ReportContext) -> TileScaleE
     first = min(reports, key=lambda report: (report.kind is WaitFailure.ABSENT, report.rank != scene.rank, report.rank))
     site = scene.sites[first.site]
     where = None if site.where is None else replace(site.where, what=f"{scene.name(first.rank)} waits here")
-    told = "" if first.rank == scene.rank else f"; so {scene.name(scene.rank)} stopped too"
+    so_too = "" if first.rank == scene.rank else f"; so {scene.name(scene.rank)} stopped too"
     name = f"{scene.program} on {scene.name(first.rank)}"
     if first.kind is WaitFailure.OUTSIDE:
         return OutOfBoundsError(
-            f"{name}, block {_block(first.block)}: {site.what}: element {first.index} of {first.expected}{told}",
+            f"{name}, block {_block(first.block)}: {site.what}: element {first.index} of {first.expected}{so_too}",
             hint=f"correct the index of the flag; {_RESET}",
             where=None if site.where is None else replace(site.where, what="the flag's index"),
         )
     if first.kind is WaitFailure.ROWS:
         found = unfit(first.index == 1, first.seen, first.expected)
-        return OutOfBoundsError(f"{name}: {site.what}: {found}{told}", hint=f"{UNFIT}; {_RESET}", where=site.where)
+        return OutOfBoundsError(f"{name}: {site.what}: {found}{so_too}", hint=f"{UNFIT}; {_RESET}", where=site.where)
     if first.kind is WaitFailure.DIFFERENT:
-        return RankMismatchError(f"{name}: {_difference(first, scene)}{told}", hint=_mismatch_hint(), where=where)
+        return RankMismatchError(f"{name}: {_difference(first, scene)}{so_too}", hint=_mismatch_hint(), where=where)
     if first.kind is WaitFailure.ABSENT and (others := _waits_elsewhere(first.rank, scene)):
         return RankMismatchError(
             f"ranks call programs in different orders: {scene.name(scene.rank)} waits in {scene.program!r}, {others}",
@@ -77,7 +77,7 @@ def error_for(reports: Sequence[WaitReport], scene: ReportContext) -> TileScaleE
         )
     found = _wait(first, site, scene)
     return WaitTimeoutError(
-        f"{name}{found}{told}. The others: {_others(first.rank, scene)}",
+        f"{name}{found}{so_too}. The others: {_others(first.rank, scene)}",
         hint="look whether every rank runs the same program in the same order and sends every signal; a longer wait "
         f"takes wait_s= of tilescale.compile or TILESCALE_WAIT_S; {_RESET}",
         where=where,

@@ -281,7 +281,7 @@ class DeviceProgram:
             if (recording := current_recording()) is not None:
                 recording.launched(self._plans.replay(values), self._caller, stream)
             return True
-        passed = self._plans.told(values)
+        passed = self._plans.arguments_of(values)
         plan = self._plans.get(passed.form) if passed is not None else None
         if passed is None or plan is None:
             return False
@@ -378,7 +378,7 @@ class DeviceProgram:
         """The plan of a new form, kept for later calls; with this call's arguments and launches."""
         known = bind(self.program, self.team.rank, values, self._open_sizes, self.device, self._written)
         launches = self._bind(known, values)  # the values read by binding define the form
-        kinds, passed = kinds_of(self.program, values, self._plans.passed), self._plans.told(values)
+        kinds, passed = kinds_of(self.program, values, self._plans.passed), self._plans.arguments_of(values)
         can_repeat, at_once = self.reads_at is None and not self.by_nccl, self.queue_waits and not self._is_loaded
         plan, self._is_loaded = CallPlan(kinds, known, can_repeat=can_repeat, at_once=at_once), True
         if passed is None:
@@ -399,10 +399,10 @@ class DeviceProgram:
         out: list[StreamWork] = [partial(given[i].copy_, staged[i]) for i in sorted(self._written & staged.keys())]
         begin, end = self._around(call)
         launches = [*into, *begin, *self._steps(call), *end, *out]
-        self._tell_apart(call)
+        self._distinguish(call)
         return launches if self.queue is None else self.queue.batched(launches)
 
-    def _tell_apart(self, call: ProgramCall) -> None:
+    def _distinguish(self, call: ProgramCall) -> None:
         """Let calls share a plan that differ only in scalars passed to kernels, not bound."""
         self._asked |= call.asked
         free = [i for i, p in enumerate(self.program.parameters) if p.buffer is None and p.var not in self._asked]

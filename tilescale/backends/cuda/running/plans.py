@@ -202,7 +202,7 @@ class CallPlans:
         if not self._is_capturing():
             self._forgotten.clear()
 
-    def told(self, values: Sequence[Any]) -> CallArguments | None:
+    def arguments_of(self, values: Sequence[Any]) -> CallArguments | None:
         """A call's form and arguments.
 
         None for arguments without a key: a tensor of a subclass without an address, such as a DTensor, and types that

@@ -90,7 +90,7 @@ def moved_to(
     return [run]
 
 
-def told(queue: CopyQueue, word: Word, value: int) -> StreamWork:
+def flag_write(queue: CopyQueue, word: Word, value: int) -> StreamWork:
     """A write of a flag on a queue."""
     return partial(queue.add_batch, parts=[lambda: [WordWrite(word, value)]])
 

@@ -21,7 +21,15 @@ from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.messages import DeviceMessages, DeviceTransfer
 from tilescale.backends.cuda.running.phases import TensorRegion, device_of, runs
 from tilescale.backends.cuda.running.program_context import ProgramContext
-from tilescale.backends.cuda.running.queue_parts import at_home, moved_to, shaped, to_itself, told, wait_before, word_of
+from tilescale.backends.cuda.running.queue_parts import (
+    at_home,
+    flag_write,
+    moved_to,
+    shaped,
+    to_itself,
+    wait_before,
+    word_of,
+)
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
 from tilescale.backends.tilelang.lowering.host_step import JOIN, QUEUE, QUEUE_BETWEEN, HostStep
 from tilescale.backends.tilelang.lowering.messages import MessageStep
@@ -67,7 +75,7 @@ class QueuedCopy:
         if far:
             done.append(partial(self._queue.add, partial(self._exchanged, far)))
         raised = [t for t in transfers if (t.sender if self._is_near(t) else t.receiver) == self._me]
-        return [*done, *(self._told(t, call) for t in raised)]
+        return [*done, *(self._flag_write(t, call) for t in raised)]
 
     def _transfers(self, call: ProgramCall) -> list[DeviceTransfer]:
         """The transfers in which this device takes part."""
@@ -97,11 +105,11 @@ class QueuedCopy:
         with torch.cuda.stream(self._queue.stream):
             self._messages.exchange(far)
 
-    def _told(self, t: DeviceTransfer, call: ProgramCall) -> StreamWork:
+    def _flag_write(self, t: DeviceTransfer, call: ProgramCall) -> StreamWork:
         flags = self._flag.tensor_on(t.receiver, t.at)
         word = word_of(flags, self._flag.index(t.at), self._step)
         value = self._context.sums.after(call, word, t.at.evaluate(self._value), self._copy.update)
-        return told(self._queue, word, value)
+        return flag_write(self._queue, word, value)
 
 
 @runs(None, JOIN)

@@ -15,7 +15,15 @@ import torch
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.phases import TensorRegion, device_of, runs
 from tilescale.backends.cuda.running.program_context import ProgramContext
-from tilescale.backends.cuda.running.queue_parts import at_home, exchange, moved_to, part_of, shaped, told, word_of
+from tilescale.backends.cuda.running.queue_parts import (
+    at_home,
+    exchange,
+    flag_write,
+    moved_to,
+    part_of,
+    shaped,
+    word_of,
+)
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
 from tilescale.backends.cuda.running.transports import TensorMessage
 from tilescale.backends.tilelang.lowering.host_step import QUEUE, HostStep
@@ -50,7 +58,7 @@ class QueuedExchange:
         is_there = mine.data_ptr() == rows.data_ptr()
         done: list[StreamWork] = [] if is_there else at_home(self._queue, mine, rows, self._step)
         chunks = list(self._chunks(rows.shape[self._parts.rows]))
-        done += [self._queue.start, *(self._told(self._rank, self._rank, n, at) for n, _, _ in chunks)]
+        done += [self._queue.start, *(self._flag_write(self._rank, self._rank, n, at) for n, _, _ in chunks)]
         for peer in self._peers():
             for chunk in chunks:
                 done += self._copied(peer, self._rank, self._given(peer, at), chunk, at)
@@ -96,13 +104,13 @@ class QueuedExchange:
         """A chunk of a sender's part into the memory of a rank, and its flag there."""
         device = device_of(self._context, self._made.level, on)
         pair = self._rows(self._part(on, sender, at), chunk), self._rows(given, chunk)
-        return [*moved_to(self._context, device, self._queue, *pair), self._told(on, sender, chunk[0], at)]
+        return [*moved_to(self._context, device, self._queue, *pair), self._flag_write(on, sender, chunk[0], at)]
 
-    def _told(self, on: int, sender: int, number: int, at: ProgramCall) -> StreamWork:
+    def _flag_write(self, on: int, sender: int, number: int, at: ProgramCall) -> StreamWork:
         """The flag of a chunk on a rank."""
         flags = self._flags.tensor_on(device_of(self._context, self._made.level, on), at)
         word = word_of(flags, flag_of(self._flags.index(at), sender, number), self._step)
-        return told(self._queue, word, self._context.sums.after(at, word, 1, "add"))
+        return flag_write(self._queue, word, self._context.sums.after(at, word, 1, "add"))
 
     def _between_nodes(self, chunk: tuple[int, int, int], at: ProgramCall) -> list[StreamWork]:
         """A chunk to other nodes, and their chunks to this one; each is signalled, and of a gather forwarded, when all
@@ -113,7 +121,7 @@ class QueuedExchange:
         receives = [self._message(self._part(self._rank, r, at), r, chunk) for r in others]
         done: list[StreamWork] = [partial(self._queue.add, exchange(self._queue, self._transport, sends, receives))]
         for sender in others:
-            done.append(self._told(self._rank, sender, chunk[0], at))
+            done.append(self._flag_write(self._rank, sender, chunk[0], at))
             if self._made.name == "all_gather":
                 here = self._part(self._rank, sender, at)
                 for peer in self._peers():

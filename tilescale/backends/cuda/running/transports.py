@@ -73,8 +73,8 @@ class NcclTransport:
     def exchange(self, sends: Sequence[TensorMessage], receives: Sequence[TensorMessage]) -> TransportWait:
         """See `Transport.exchange`: one batch of sends and receives."""
         all_of = [*((dist.isend, m) for m in sends), *((dist.irecv, m) for m in receives)]
-        filled = [(way, nccl.moved(m.tensor), self._ranks[m.device]) for way, m in all_of if m.tensor.numel()]
-        made = [dist.P2POp(way, tensor, rank, self._all) for way, tensor, rank in filled]
+        filled = [(start, nccl.moved(m.tensor), self._ranks[m.device]) for start, m in all_of if m.tensor.numel()]
+        made = [dist.P2POp(start, tensor, rank, self._all) for start, tensor, rank in filled]
         started = dist.batch_isend_irecv(made) if made else []
         return lambda: [work.wait() for work in started]
 

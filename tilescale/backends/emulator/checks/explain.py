@@ -111,9 +111,9 @@ def _flags(first: Access, second: Access) -> list[str]:
     """The flags signalled and waited for around the accesses: often a wrong flag, or one at the wrong time."""
     lines = []
     for access, other in ((first, second), (second, first)):
-        told = _told(access, other) or access.clock.signals
-        before = [m for m in told if m.time < access.time]
-        after = [m for m in told if m.time >= access.time]
+        signals = _signals_between(access, other) or access.clock.signals
+        before = [m for m in signals if m.time < access.time]
+        after = [m for m in signals if m.time >= access.time]
         if access.kind == READ and before and after and before[-1].name == after[0].name:
             lines.append(f"{who(access)} signals {after[0].name} before that{before[-1].line} and again{after[0].line}")
         elif after:
@@ -125,7 +125,7 @@ def _flags(first: Access, second: Access) -> list[str]:
     return lines
 
 
-def _told(access: Access, other: Access) -> list[Mark]:
+def _signals_between(access: Access, other: Access) -> list[Mark]:
     """Signals of one task to the flag of the other's last wait for a flag of this task."""
     awaited = _shared(other.waits, access.clock.signals)
     return _shared(access.clock.signals, awaited[-1:])
@@ -155,7 +155,7 @@ def _remedy(run: Run, race: Race) -> str:
     if one == two:
         text = f"order the accesses of {one}: {order}"
     elif {first.kind, second.kind} == {READ, WRITE} and first.kind == WRITE:
-        text = f"{_told_early(first, second)}between {one} and {two}: {order}"
+        text = f"{_early_signal(first, second)}between {one} and {two}: {order}"
     else:
         text = f"order {one} and {two}: {order}"
     if len(atomic) == 2 and first.width != second.width:
@@ -168,12 +168,12 @@ def _remedy(run: Run, race: Race) -> str:
     return f"{text}; or T.atomic_add, if they are to add up" if adds else text
 
 
-def _told_early(first: Access, second: Access) -> str:
+def _early_signal(first: Access, second: Access) -> str:
     """A signal before the write, which therefore does not order the write before the reader's wait."""
     for write, read in ((first, second), (second, first)):
-        told = _told(write, read)
-        if (write.kind, read.kind) == (WRITE, READ) and told and told[-1].time < write.time:
-            mark = told[-1]
+        signals = _signals_between(write, read)
+        if (write.kind, read.kind) == (WRITE, READ) and signals and signals[-1].time < write.time:
+            mark = signals[-1]
             return f"{mark.name} is signalled{mark.line} before {_line(write)} writes, and does not order that write; "
     return ""
 

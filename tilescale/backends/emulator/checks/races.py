@@ -89,8 +89,8 @@ class Races(Observer[Frame, Home]):
         self._clock.join([self._clocks.pop(task) for task in ended])
 
     def _place(self, place: Hashable) -> Place:
-        owner, turn = (place[0], place[1:]) if isinstance(place, tuple) else (place, ())
-        return self._places.setdefault(owner, {}).setdefault(turn, Place())
+        owner, iteration = (place[0], place[1:]) if isinstance(place, tuple) else (place, ())
+        return self._places.setdefault(owner, {}).setdefault(iteration, Place())
 
     def publishes(self, place: Hashable) -> None:
         self._place(place).publish(self._clock.publish())

@@ -58,7 +58,7 @@ class RedundantWaits:
         self._rests(clock, time, (knower,))
 
     def _rests(self, clock: Clock, time: int, knowers: Sequence[Knower], user: Any = None) -> None:
-        found = [wait for wait, news in self._open.items() if _has_told(news, clock, time, knowers)]
+        found = [wait for wait, news in self._open.items() if _may_have_acquired(news, clock, time, knowers)]
         if user is None or user in self._needed:
             for wait in found:
                 self._need(wait)
@@ -87,7 +87,7 @@ def _extend(news: News, past: Past, clock: Clock) -> None:
             news[other][clock] = first[0], min(first[1], after), max(first[2], time)
 
 
-def _has_told(news: News, clock: Clock, time: int, knowers: Sequence[Knower]) -> bool:
+def _may_have_acquired(news: News, clock: Clock, time: int, knowers: Sequence[Knower]) -> bool:
     """Whether some of `knowers` may have acquired from these waits what `clock` did until `time`."""
     waits = [
         (waiter, since)

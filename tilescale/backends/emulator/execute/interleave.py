@@ -56,7 +56,7 @@ class Interleaved(Scheduler):
     def preempt(self, signals: bool) -> None:
         """A statement has ended: others may run first, in particular waiters for the flag that it `signals`."""
         if signals and self._last_first:
-            self.give_way()
+            self.yield_control()
         elif self._random.random() < (max(self._rate, _RATE_OF_SIGNALS) if signals else self._rate):
             self.pause()
 

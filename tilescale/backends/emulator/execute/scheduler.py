@@ -164,7 +164,7 @@ class Scheduler:
         self.ready.append(self.current)
         self._hub.switch()
 
-    def give_way(self) -> None:
+    def yield_control(self) -> None:
         """Let others run first, also those whose waits are satisfied; a spinning task is always ready itself."""
         self._look()
         self.pause()

@@ -46,10 +46,10 @@ def rendezvous(
     unit = frame.unit
     mine = unit.around(level)
     group = tuple(step for step in unit.path() if step[0] != level)
-    turn = unit.counters.get(level, 0)
-    unit.counters[level] = turn + 1
+    arrival = unit.counters.get(level, 0)
+    unit.counters[level] = arrival + 1
     phase = frame.program.grid.number if frame.program is not None else -1
-    key = (level, group, phase, turn)
+    key = (level, group, phase, arrival)
     call = frame.run.rendezvous.get(key)
     if call is None:
         call = frame.run.rendezvous[key] = Rendezvous(mine, name, where, unit)

@@ -34,7 +34,7 @@ from tilescale.backends.emulator.interpret.symbols import Symbols
 from tilescale.backends.emulator.numerics import element_type, lane_axis, numpy_dtype
 from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
-from tilescale.passes.faults import emulation_faults_told
+from tilescale.passes.faults import emulation_faults_reported
 from tilescale.passes.structure import location
 from tilescale.program.asynchronous import is_asynchronous, owns_a_queue
 from tilescale.program.model import Launch, Program
@@ -209,7 +209,7 @@ class Compiler(Symbols):
         outer = self.where, self.step
         self.where, self.step = location(stmt) or self.where, self.step if self.axes else stmt
         try:
-            with emulation_faults_told(lambda: self.where):
+            with emulation_faults_reported(lambda: self.where):
                 closure = rule(self, stmt)
                 if self.instrumentation is not None and not self.axes:
                     closure = self.instrumentation.statement(self, stmt, closure)

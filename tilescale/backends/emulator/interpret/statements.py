@@ -166,7 +166,7 @@ def _serial(compiler: Compiler, stmt: ir.For) -> Closure:
                 if loop.left(body(frame)):
                     break
                 if polls:
-                    frame.run.scheduler.give_way()
+                    frame.run.scheduler.yield_control()
             loop.close()
 
         return run
@@ -331,7 +331,7 @@ def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
     compiler.sliceable = all(ir.constant(loop.min) == 0 for loop in nest)
     body = compiler.stmt(nest[-1].body)
     del compiler.open_loops[-len(nest) :]
-    tells = compiler.instrumentation.nest(compiler, nest[-1].body) if compiler.instrumentation is not None else None
+    hook = compiler.instrumentation.nest(compiler, nest[-1].body) if compiler.instrumentation is not None else None
     compiler.axes = {}
     draws, compiler.draws = compiler.draws, None
     over_all = functools.partial(draws.run, body) if draws is not None else body
@@ -339,7 +339,7 @@ def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
     def run(frame: Frame) -> None:
         space = tuple(uniform(e(frame), frame, "a loop's extent") for e in extents)
         first = [uniform(b(frame), frame, "where a loop begins") for b in begins]
-        if min(space) <= 0 or (tells is not None and not tells(frame, space)):
+        if min(space) <= 0 or (hook is not None and not hook(frame, space)):
             return
         saved = frame.space, frame.mask, frame.dead, frame.broken
         frame.space, frame.mask, frame.dead, frame.broken = space, None, None, None

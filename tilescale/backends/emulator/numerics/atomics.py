@@ -107,15 +107,15 @@ def _update_flat(
         ufunc.at(target, where(places), operands[0])
         return None
     previous = np.empty(places.size, array.dtype)
-    for turn in _turns(places):
-        here = where(places[turn])
+    for round_ in _rounds(places):
+        here = where(places[round_])
         seen = target[here]
-        previous[turn] = seen
-        target[here] = _step(op, seen, tuple(v[turn] for v in operands))
+        previous[round_] = seen
+        target[here] = _step(op, seen, tuple(v[round_] for v in operands))
     return previous if return_prev else None
 
 
-def _turns(places: np.ndarray) -> list[Any]:
+def _rounds(places: np.ndarray) -> list[Any]:
     """Split the elements into rounds of distinct indices, keeping the order among equal ones."""
     order = np.argsort(places, kind="stable")
     sorted_places = places[order]

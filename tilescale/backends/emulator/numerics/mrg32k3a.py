@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from tilescale.backends.emulator.numerics.random import TURN, Generators
+from tilescale.backends.emulator.numerics.random import TWO_PI, Generators
 
 _MODULI = 4294967087, 4294944443
 _RECURRENCES = (0, 1403580, -810728), (527612, 0, -1370589)
@@ -58,7 +58,7 @@ class Mrg32k3a(Generators):
         return self._numbers(which) * _NORM
 
     def _angle(self, which: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        return self.uniform(which, dtype) * (TURN if dtype == np.float32 else 2 * np.pi)
+        return self.uniform(which, dtype) * (TWO_PI if dtype == np.float32 else 2 * np.pi)
 
 
 @cache

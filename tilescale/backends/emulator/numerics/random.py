@@ -18,7 +18,7 @@ _SHIFT = np.uint64(32)
 _ROUNDS = 10
 _STEP = np.float32(2.0**-32)
 _FINE = 2.0**-53
-TURN = np.float32(2 * np.pi)
+TWO_PI = np.float32(2 * np.pi)
 
 
 class Generators(abc.ABC):
@@ -58,7 +58,7 @@ class Generators(abc.ABC):
         """Numbers in (0, 2 pi]."""
         if dtype == np.float64:
             return self._fine(which) * (2 * np.pi)
-        return self.words(which).astype(np.float32) * (_STEP * TURN) + _STEP * TURN / np.float32(2)
+        return self.words(which).astype(np.float32) * (_STEP * TWO_PI) + _STEP * TWO_PI / np.float32(2)
 
     def pair(self, which: np.ndarray, dtype: np.dtype) -> np.ndarray:
         """Two numbers of the normal distribution for each generator, by Box and Muller; shape (2, count)."""

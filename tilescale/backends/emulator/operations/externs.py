@@ -75,7 +75,7 @@ def _shown(value: Any, frame: Frame) -> Any:
 
 def _sleep(compiler: Compiler, args: list[Any]) -> Closure:
     """Let others run; the duration is not modelled."""
-    return lambda frame: frame.run.scheduler.give_way()
+    return lambda frame: frame.run.scheduler.yield_control()
 
 
 _EXTERNS: dict[str, Callable[[Compiler, list[Any]], Closure]] = {

@@ -43,8 +43,8 @@ class _Exchange:
         unit = frame.unit.around(self.level)
         rows = self._rows(frame, unit.siblings)
         chunk = self.chunk or rows
-        for turn in range(unit.siblings):
-            peer = frame.unit.counterpart(self.level, (unit.rank + turn) % unit.siblings)
+        for step in range(unit.siblings):
+            peer = frame.unit.counterpart(self.level, (unit.rank + step) % unit.siblings)
             for number, first in enumerate(range(0, rows, chunk)):
                 self._send(frame, peer, number, range(first, min(first + chunk, rows)), rows)
                 frame.run.scheduler.preempt(True)
@@ -57,16 +57,16 @@ class _Exchange:
         rank = frame.unit.around(self.level).rank
         source, target = self._chunk(frame, peer, rank, rows, count)
         flags = self.flag.region.block(frame, instance(self.compiler, self.flag.region.home.slot, frame, peer))
-        told = Block(flags.array, tuple(flag_of(flags.begins, rank, number)), (1,) * len(flags.begins))
+        chunk_flag = Block(flags.array, tuple(flag_of(flags.begins, rank, number)), (1,) * len(flags.begins))
         moves = not (self.to_all and peer is frame.unit and self._is_in_place(source, target))
         if self.record is not None:
-            self.record(frame, peer, source if moves else None, told)
+            self.record(frame, peer, source if moves else None, chunk_flag)
         if moves and self.compiler.data:
             tile = self.source.load(frame, source)
             self.target.store(frame, target, tile.reshape(target.extents), peer)
         if moves:
             frame.run.moved(frame.unit, peer, source.nbytes, True)
-        self.flag.update_at(frame, told)
+        self.flag.update_at(frame, chunk_flag)
 
     def _chunk(self, frame: Frame, peer: Unit, rank: int, rows: range, count: int) -> tuple[Block, Block]:
         """Source and target of a chunk: some rows of a part."""

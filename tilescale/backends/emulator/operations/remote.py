@@ -72,9 +72,9 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
     source, target = Region(compiler, copy.source), Region(compiler, copy.target)
     peer, to_peer = Peer(compiler, copy.peer, copy.level), copy.to_peer
     compiler.reached.add((target if to_peer else source).home.root)
-    tell = None
+    flag = None
     if copy.signal is not None:
-        tell = Flag(compiler, copy.signal, copy.value, copy.update, peer.level)
+        flag = Flag(compiler, copy.signal, copy.value, copy.update, peer.level)
 
     def run(frame: Frame) -> None:
         unit = peer.unit(frame)
@@ -88,8 +88,8 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
             into, holder = (far, unit) if to_peer else (None, None)
             target.write(frame, fitted(tile, target.block(frame, into).extents), into, holder)
         frame.run.moved(frame.unit, unit, source.block(frame, None if to_peer else far).nbytes, to_peer)
-        if tell is not None:
-            tell.update(frame, unit)
+        if flag is not None:
+            flag.update(frame, unit)
 
     if not compiler.is_queued(call):
         return run

@@ -38,25 +38,25 @@ def _remote_copy(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closu
     is_queued = compiler.is_queued(call)
     choose = _by_host(copy.impl) if is_queued else _by_choice(recorder, compiler, call)
     name = "put" if copy.to_peer else "get"
-    tells = None
+    signals = None
     if copy.signal is not None:
-        tells = _tells(recorder, compiler, copy.signal, copy.value, copy.update, peer)
+        signals = _signal_cost(recorder, compiler, copy.signal, copy.value, copy.update, peer)
 
     def record(frame: Frame) -> None:
         here, there = frame.run.number(frame.unit), frame.run.number(peer.unit(frame))
         demands, _, held = near.demands(frame)
         nbytes = held * far_bits // bits
-        way = _way(recorder, here, there, nbytes, name, choose, copy.level, frame.program is not None)
+        path_cost = _path_cost(recorder, here, there, nbytes, name, choose, copy.level, frame.program is not None)
         far = recorder.far_memory(there, nbytes) if there != here else {}
-        part = WorkPart(name, "transfer", where, merged([demands, way.demands, far]), nbytes)
+        part = WorkPart(name, "transfer", where, merged([demands, path_cost.demands, far]), nbytes)
         if is_queued:
-            recorder.work(frame, part, way.moving + way.latency)
+            recorder.work(frame, part, path_cost.moving + path_cost.latency)
         elif copy.to_peer:
-            recorder.work(frame, part, way.startup + way.moving, way.latency)
+            recorder.work(frame, part, path_cost.startup + path_cost.moving, path_cost.latency)
         else:
-            recorder.work(frame, part, way.startup + way.moving + 2 * way.latency)
-        if tells is not None:
-            tells(frame)
+            recorder.work(frame, part, path_cost.startup + path_cost.moving + 2 * path_cost.latency)
+        if signals is not None:
+            signals(frame)
 
     return record
 
@@ -70,7 +70,7 @@ def chunk_cost(
     """
     where = compiler.where
     choose, root = _by_host(made.impl), source.home.root
-    told = f"signal {flag.region.home.name}"
+    title = f"signal {flag.region.home.name}"
 
     def record(frame: Frame, unit: Unit, block: Block | None, element: Block) -> None:
         here, there = frame.run.number(frame.unit), frame.run.number(unit)
@@ -78,13 +78,13 @@ def chunk_cost(
             tile = (root, block.begins, block.extents), block.nbytes
             demands, nbytes = recorder.touches(frame, lambda _: tile, False)
             far = recorder.far_memory(there, nbytes)
-            way = Way({}, 0.0, 0.0, recorder.rates.latency("global"))
+            path_cost = PathCost({}, 0.0, 0.0, recorder.rates.latency("global"))
             if here != there:
-                way = _way(recorder, here, there, nbytes, "put", choose, made.level, False)
-            part = WorkPart(made.name, "transfer", where, merged([demands, way.demands, far]), nbytes)
-            recorder.work(frame, part, way.moving + way.latency)
+                path_cost = _path_cost(recorder, here, there, nbytes, "put", choose, made.level, False)
+            part = WorkPart(made.name, "transfer", where, merged([demands, path_cost.demands, far]), nbytes)
+            recorder.work(frame, part, path_cost.moving + path_cost.latency)
         if element.within:
-            recorder.signal(element.view(), "add", 1, _delay(recorder, here, there), where, told)
+            recorder.signal(element.view(), "add", 1, _delay(recorder, here, there), where, title)
 
     return record
 
@@ -124,7 +124,7 @@ def _by_host(impl: str | None) -> Chooser:
     return choose
 
 
-class Way(NamedTuple):
+class PathCost(NamedTuple):
     """A transfer between two units: demands on links; seconds until it begins, minimum seconds of its bytes, and
     seconds from then until they are visible."""
 
@@ -134,7 +134,7 @@ class Way(NamedTuple):
     latency: float
 
 
-def _way(
+def _path_cost(
     recorder: Recorder,
     here: int,
     there: int,
@@ -143,13 +143,13 @@ def _way(
     choose: Chooser,
     level: str,
     by_program: bool,
-) -> Way:
+) -> PathCost:
     if here == there:
         return _inside(recorder, nbytes, level)
     path = recorder.rates.path(here, there, recorder.sizes)
     offers = choose([m for m in path.mechanisms if m.rate(operation)])
     if not offers:
-        return Way(recorder.rates.over(path, nbytes, 1.0), 0.0, 0.0, path.latency)
+        return PathCost(recorder.rates.over(path, nbytes, 1.0), 0.0, 0.0, path.latency)
     best = min(offers, key=lambda m: m.seconds(nbytes, operation, bandwidth=path.bandwidth))
     rate = min(best.rate(operation) or 0.0, path.bandwidth)
     demands: dict[Hashable, float] = dict(recorder.rates.over(path, nbytes, rate / path.bandwidth))
@@ -157,28 +157,28 @@ def _way(
         # All transfers in flight of a program share its own resources.
         demands[best.name] = nbytes / best.per_program
         rate = min(rate, best.per_program)
-    return Way(demands, best.startup, nbytes / rate, path.latency)
+    return PathCost(demands, best.startup, nbytes / rate, path.latency)
 
 
-def _inside(recorder: Recorder, nbytes: int, level: str) -> Way:
+def _inside(recorder: Recorder, nbytes: int, level: str) -> PathCost:
     """The transfer between units of one tensor-owning unit: thread groups of a program, programs of a cluster."""
     network = recorder.machine.network(level)
     if network is None:
         layer = recorder.rates.layers["shared"]
-        return Way(recorder.rates.on_chip("shared", 2 * nbytes), layer.latency, 0.0, layer.latency)
+        return PathCost(recorder.rates.on_chip("shared", 2 * nbytes), layer.latency, 0.0, layer.latency)
     offers = network.mechanisms
     startup = min(m.startup for m in offers)
-    return Way({network.name: nbytes / network.bandwidth}, startup, 0.0, network.latency)
+    return PathCost({network.name: nbytes / network.bandwidth}, startup, 0.0, network.latency)
 
 
 @cost(ops.SIGNAL.name, runs=True)
 def _signal(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closure:
     signal = Signal.of(call)
     peer = None if signal.peer is None or signal.level is None else Peer(compiler, signal.peer, signal.level)
-    return _tells(recorder, compiler, signal.flag, signal.value, signal.op, peer)
+    return _signal_cost(recorder, compiler, signal.flag, signal.value, signal.op, peer)
 
 
-def _tells(
+def _signal_cost(
     recorder: Recorder, compiler: Compiler, flag: ir.Call, value: ir.PrimExpr, op: str, peer: Peer | None
 ) -> Closure:
     where = compiler.where
@@ -218,13 +218,13 @@ def _atomic_add(recorder: Recorder, compiler: Compiler, call: ir.Call) -> Closur
         for rank, count in ranks(frame):
             here, there = frame.run.number(frame.unit), frame.run.number(peer.at(frame, rank))
             read, _, nbytes = near.demands(frame) if near is not None else ({}, 0.0, count * itemsize)
-            way = _way(recorder, here, there, nbytes, "put", choose, made.level, frame.program is not None)
+            path_cost = _path_cost(recorder, here, there, nbytes, "put", choose, made.level, frame.program is not None)
             far = recorder.far_memory(there, 2 * nbytes)
-            part = WorkPart("atomic add", "transfer", where, merged([read, way.demands, far]), nbytes)
+            part = WorkPart("atomic add", "transfer", where, merged([read, path_cost.demands, far]), nbytes)
             if made.previous is None:
-                recorder.work(frame, part, way.startup + way.moving, way.latency)
+                recorder.work(frame, part, path_cost.startup + path_cost.moving, path_cost.latency)
             else:
-                recorder.work(frame, part, way.startup + way.moving + 2 * way.latency)
+                recorder.work(frame, part, path_cost.startup + path_cost.moving + 2 * path_cost.latency)
 
     return record
 

@@ -128,9 +128,9 @@ class OfCluster {
 #endif
     return part;
   }
-  static __device__ __forceinline__ Words* parts_of(int turn) {
+  static __device__ __forceinline__ Words* parts_of(int iteration) {
     __shared__ Words both[2][MOST_PARTS];
-    return both[turn];
+    return both[iteration];
   }
   const Cluster own_;
 };

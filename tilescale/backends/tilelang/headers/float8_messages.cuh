@@ -208,19 +208,19 @@ __device__ __forceinline__ void gather_float8(const Exchange& x) {
   follow_grid();
   const Float8Messages<T, RANKS, ALIGNED> by(x);
   Loaded<T> next = by.read(x.source, x.bytes, 0);
-  for (int turn = 0; turn <= by.messages && by.messages > 0; ++turn) {
-    if (turn < by.messages) {
+  for (int iteration = 0; iteration <= by.messages && by.messages > 0; ++iteration) {
+    if (iteration < by.messages) {
       const Line line = narrowed<T>(next.floats());
-      by.send_all(0, turn, line);
-      if (turn + 1 < by.messages) next = by.read(x.source, x.bytes, turn + 1);
-      by.write(x.target + x.rank * x.target_step, x.bytes, turn, widened(line));
+      by.send_all(0, iteration, line);
+      if (iteration + 1 < by.messages) next = by.read(x.source, x.bytes, iteration + 1);
+      by.write(x.target + x.rank * x.target_step, x.bytes, iteration, widened(line));
     }
-    if (turn > 0) {
+    if (iteration > 0) {
       Line lines[RANKS - 1];
-      if (!by.receive(0, turn - 1, lines)) return;
+      if (!by.receive(0, iteration - 1, lines)) return;
 #pragma unroll
       for (int i = 0; i < RANKS - 1; ++i)
-        by.write(x.target + by.peer(i) * x.target_step, x.bytes, turn - 1, widened(lines[i]));
+        by.write(x.target + by.peer(i) * x.target_step, x.bytes, iteration - 1, widened(lines[i]));
     }
   }
   by.end();
@@ -235,17 +235,17 @@ __device__ __forceinline__ void scatter_float8(const Exchange& x) {
     return by.read(x.source + by.group.peer(i) * x.source_step, x.bytes, message);
   };
   Loaded<T> next = part(0, 0);
-  for (int turn = 0; turn <= by.messages && by.messages > 0; ++turn) {
-    if (turn < by.messages) {
+  for (int iteration = 0; iteration <= by.messages && by.messages > 0; ++iteration) {
+    if (iteration < by.messages) {
       for (int i = 0; i < RANKS - 1; ++i)
-        by.send(by.group.peer(i), 0, turn, narrowed<T>((i == 0 ? next : part(i, turn)).floats()));
-      if (turn + 1 < by.messages) next = part(0, turn + 1);
+        by.send(by.group.peer(i), 0, iteration, narrowed<T>((i == 0 ? next : part(i, iteration)).floats()));
+      if (iteration + 1 < by.messages) next = part(0, iteration + 1);
     }
-    if (turn > 0) {
+    if (iteration > 0) {
       Line lines[RANKS - 1];
-      const Loaded<T> mine = by.read(x.source + x.rank * x.source_step, x.bytes, turn - 1);
-      if (!by.receive(0, turn - 1, lines)) return;
-      by.write(x.target, x.bytes, turn - 1, by.sum(mine.floats(), lines));
+      const Loaded<T> mine = by.read(x.source + x.rank * x.source_step, x.bytes, iteration - 1);
+      if (!by.receive(0, iteration - 1, lines)) return;
+      by.write(x.target, x.bytes, iteration - 1, by.sum(mine.floats(), lines));
     }
   }
   by.end();
@@ -262,29 +262,29 @@ __device__ __forceinline__ void reduce_float8(const Exchange& x) {
     return by.read(x.source + peer * x.source_step, size(peer), message);
   };
   Loaded<T> next = part(0, 0);
-  for (int turn = 0; turn <= by.messages + 1 && by.messages > 0; ++turn) {
-    if (turn < by.messages) {
+  for (int iteration = 0; iteration <= by.messages + 1 && by.messages > 0; ++iteration) {
+    if (iteration < by.messages) {
       for (int i = 0; i < RANKS - 1; ++i)
-        by.send(by.group.peer(i), 0, turn, narrowed<T>((i == 0 ? next : part(i, turn)).floats()));
-      if (turn + 1 < by.messages) next = part(0, turn + 1);
+        by.send(by.group.peer(i), 0, iteration, narrowed<T>((i == 0 ? next : part(i, iteration)).floats()));
+      if (iteration + 1 < by.messages) next = part(0, iteration + 1);
     }
-    if (turn > 0 && turn <= by.messages) {
+    if (iteration > 0 && iteration <= by.messages) {
       Line lines[RANKS - 1];
-      const Loaded<T> mine = by.read(x.source + x.rank * x.source_step, size(x.rank), turn - 1);
-      if (!by.receive(0, turn - 1, lines)) return;
+      const Loaded<T> mine = by.read(x.source + x.rank * x.source_step, size(x.rank), iteration - 1);
+      if (!by.receive(0, iteration - 1, lines)) return;
       Floats total = by.sum(mine.floats(), lines);
 #pragma unroll
       for (int i = 0; i < 2 * EIGHT; ++i) total.at[i] = rounded<T>(total.at[i]);  // may overflow to an infinity
       const Line line = narrowed<T>(total);
-      by.send_all(1, turn - 1, line);
-      by.write(x.target + x.rank * x.target_step, size(x.rank), turn - 1, widened(line));
+      by.send_all(1, iteration - 1, line);
+      by.write(x.target + x.rank * x.target_step, size(x.rank), iteration - 1, widened(line));
     }
-    if (turn > 1) {
+    if (iteration > 1) {
       Line lines[RANKS - 1];
-      if (!by.receive(1, turn - 2, lines)) return;
+      if (!by.receive(1, iteration - 2, lines)) return;
 #pragma unroll
       for (int i = 0; i < RANKS - 1; ++i)
-        by.write(x.target + by.peer(i) * x.target_step, size(by.peer(i)), turn - 2, widened(lines[i]));
+        by.write(x.target + by.peer(i) * x.target_step, size(by.peer(i)), iteration - 2, widened(lines[i]));
     }
   }
   by.end();

@@ -44,13 +44,13 @@ struct BySlots {
   __device__ __forceinline__ Pack<UNIT_BYTES>* slot(int sender, int receiver, int message, int set) const {
     return reinterpret_cast<Pack<UNIT_BYTES>*>(group.message(sender, receiver, number(message), LONG_SLOTS, set));
   }
-  // All threads, at the end of an iteration: their stores in it are visible to the receivers. These are message `turn`
-  // of the first set, `turn` - LAG of the second one, and so on.
-  __device__ __forceinline__ void tell(int turn) const {
+  // All threads, at the end of an iteration: their stores in it are visible to the receivers. These are message
+  // `iteration` of the first set, `iteration` - LAG of the second one, and so on.
+  __device__ __forceinline__ void notify(int iteration) const {
     __syncthreads();
     if (threadIdx.x != 0) return;
     order_stores();
-    for (int set = 0, message = turn; set < SETS; ++set, message -= LAG) {
+    for (int set = 0, message = iteration; set < SETS; ++set, message -= LAG) {
       if (message < 0 || message >= messages()) continue;
       for (int i = 0; i < RANKS - 1; ++i) {
         unsigned* flag = group.flag(x.rank, group.peer(i), number(message), LONG_SLOTS, set, SETS);
@@ -59,7 +59,7 @@ struct BySlots {
     }
   }
   // All threads, until the messages of all peers have arrived. False, for all: a wait failed.
-  __device__ __forceinline__ bool told(int message, int set) const {
+  __device__ __forceinline__ bool await_arrival(int message, int set) const {
     bool ready = true;
     if (threadIdx.x < RANKS - 1) {
       int peer = group.peer(threadIdx.x);
@@ -74,9 +74,9 @@ struct BySlots {
   }
   // All threads, last of all.
   __device__ __forceinline__ void end() const { end(messages()); }
-  __device__ __forceinline__ void end(int told) const {
+  __device__ __forceinline__ void end(int count) const {
     __syncthreads();
-    if (threadIdx.x == 0) x.counts[blockIdx.x] = before + told;
+    if (threadIdx.x == 0) x.counts[blockIdx.x] = before + count;
   }
   // Stores a message to each peer: its part, or the same to all; namely the units from `first` to `end`.
   template <int ELEMENT, bool ALIGNED, bool SAME>
@@ -136,17 +136,17 @@ __device__ __forceinline__ void reduce_slots(const Exchange& x) {
   const BySlots<RANKS, 1> by(x);
   const char* own = x.source + x.rank * x.source_step;
   const int messages = by.messages();
-  for (int turn = 0; turn < messages + LAG; ++turn) {
-    if (turn < messages) by.template send_parts<sizeof(T), ALIGNED, SAME>(turn);
-    if (turn >= LAG) {
-      if (!by.told(turn - LAG, 0)) return;
-      by.each_unit(turn - LAG, 0, by.units(turn - LAG), [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
+  for (int iteration = 0; iteration < messages + LAG; ++iteration) {
+    if (iteration < messages) by.template send_parts<sizeof(T), ALIGNED, SAME>(iteration);
+    if (iteration >= LAG) {
+      if (!by.await_arrival(iteration - LAG, 0)) return;
+      by.each_unit(iteration - LAG, 0, by.units(iteration - LAG), [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
         i64 at = unit * UNIT_BYTES, left = x.bytes - at;
         Pack<UNIT_BYTES> mine = read<UNIT_BYTES, sizeof(T), ALIGNED>(own + at, left);
         write<UNIT_BYTES, sizeof(T), ALIGNED>(x.target + at, left, reduced<T, OP>(packs, mine, x.rank));
       });
     }
-    if (turn < messages) by.tell(turn);
+    if (iteration < messages) by.notify(iteration);
   }
   by.end();
 }
@@ -156,11 +156,11 @@ __device__ __forceinline__ void reduce_twice_slots(const Exchange& x) {
   const BySlots<RANKS, 2> by(x);
   const i64 own = x.rank * x.bytes;
   const int messages = by.messages();
-  for (int turn = 0; turn < messages + 2 * LAG; ++turn) {
-    if (turn < messages) by.template send_parts<sizeof(T), ALIGNED, false>(turn);
-    const int sums = turn - LAG, results = turn - 2 * LAG;
+  for (int iteration = 0; iteration < messages + 2 * LAG; ++iteration) {
+    if (iteration < messages) by.template send_parts<sizeof(T), ALIGNED, false>(iteration);
+    const int sums = iteration - LAG, results = iteration - 2 * LAG;
     if (sums >= 0 && sums < messages) {
-      if (!by.told(sums, 0)) return;
+      if (!by.await_arrival(sums, 0)) return;
       by.each_unit(sums, 0, by.units(sums), [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
         i64 at = unit * UNIT_BYTES, left = by.group.size(x.rank) - at;
         Pack<UNIT_BYTES> mine = read<UNIT_BYTES, sizeof(T), ALIGNED>(x.source + own + at, left);
@@ -171,7 +171,7 @@ __device__ __forceinline__ void reduce_twice_slots(const Exchange& x) {
       });
     }
     if (results >= 0) {
-      if (!by.told(results, 1)) return;
+      if (!by.await_arrival(results, 1)) return;
       by.each_unit(results, 1, by.units(results), [&](i64 unit, const Pack<UNIT_BYTES>(&packs)[RANKS]) {
         i64 at = unit * UNIT_BYTES;
 #pragma unroll
@@ -180,7 +180,7 @@ __device__ __forceinline__ void reduce_twice_slots(const Exchange& x) {
             write<UNIT_BYTES, sizeof(T), ALIGNED>(x.target + r * x.bytes + at, by.group.size(r) - at, packs[r]);
       });
     }
-    if (sums < messages) by.tell(turn);
+    if (sums < messages) by.notify(iteration);
   }
   by.end();
 }

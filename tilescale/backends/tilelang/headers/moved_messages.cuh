@@ -33,7 +33,7 @@ struct Targets {
   }
   __device__ __forceinline__ u64 number() const { return static_cast<u64>(by.number(0)) << BITS; }
   // Called first: the kernels before this one are done with the target, if there is one.
-  __device__ __forceinline__ void tell() const {
+  __device__ __forceinline__ void announce() const {
     if (threadIdx.x >= RANKS - 1) return;
     if (by.x.behind != 0) order_stores();
     const u64 behind = static_cast<u64>(by.x.behind) & ((1ull << BITS) - 1);
@@ -90,9 +90,9 @@ __device__ __forceinline__ void store_straight(const BySlots<RANKS, 1>& by, int 
       const char* from = x.source + (SAME ? 0 : peer * x.source_step) + at * UNIT_BYTES;
       by.template send<ELEMENT, ALIGNED>(from, by.group.size(peer) - at * UNIT_BYTES, at == begin ? early : 0, units, i,
                                          SAME ? RANKS - 1 : 1, [&](int receiver) {
-                                           const int turn = receiver - x.rank - 1;
+                                           const int offset = receiver - x.rank - 1;
                                            return reinterpret_cast<Pack<UNIT_BYTES>*>(
-                                                      places[SAME ? (turn < 0 ? turn + RANKS : turn) : i]) + at;
+                                                      places[SAME ? (offset < 0 ? offset + RANKS : offset) : i]) + at;
                                          });
     }
     keep(at, at + units);
@@ -132,13 +132,13 @@ template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
 __device__ __forceinline__ void move_by_messages(const Exchange& x, int early) {
   const BySlots<RANKS, 1> by(x);
   const int messages = by.messages();
-  for (int turn = 0; turn < messages + LAG; ++turn) {
-    if (turn < messages) by.template send_parts<ELEMENT, ALIGNED, SAME>(turn, turn ? 0 : early);
-    if (turn >= LAG) {
-      if (!by.told(turn - LAG, 0)) return;
-      take_parts<ELEMENT, RANKS, ALIGNED>(by, turn - LAG, by.units(turn - LAG));
+  for (int iteration = 0; iteration < messages + LAG; ++iteration) {
+    if (iteration < messages) by.template send_parts<ELEMENT, ALIGNED, SAME>(iteration, iteration ? 0 : early);
+    if (iteration >= LAG) {
+      if (!by.await_arrival(iteration - LAG, 0)) return;
+      take_parts<ELEMENT, RANKS, ALIGNED>(by, iteration - LAG, by.units(iteration - LAG));
     }
-    if (turn < messages) by.tell(turn);
+    if (iteration < messages) by.notify(iteration);
   }
   by.end();
 }
@@ -153,7 +153,7 @@ template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
 __device__ __forceinline__ void move_slots(const Exchange& x) {
   const BySlots<RANKS, 1> by(x);
   if (!by.messages()) return;  // the number of an unsent message is another call's, too
-  Targets<RANKS>{by}.tell();
+  Targets<RANKS>{by}.announce();
   move_by_messages<ELEMENT, RANKS, ALIGNED, SAME>(x, 0);
 }
 
@@ -161,13 +161,13 @@ template <int ELEMENT, int RANKS, bool ALIGNED>
 __device__ __forceinline__ void broadcast_slots(const Exchange& x) {
   const BySlots<RANKS, 1> by(x);
   const int messages = by.messages();
-  for (int turn = 0; turn < messages + LAG; ++turn) {
-    if (turn < messages && x.rank == x.root) by.template send_parts<ELEMENT, ALIGNED, true>(turn);
-    if (turn >= LAG) {
-      if (!by.told(turn - LAG, 0)) return;
-      take_tensor<ELEMENT, RANKS, ALIGNED>(by, turn - LAG, by.units(turn - LAG));
+  for (int iteration = 0; iteration < messages + LAG; ++iteration) {
+    if (iteration < messages && x.rank == x.root) by.template send_parts<ELEMENT, ALIGNED, true>(iteration);
+    if (iteration >= LAG) {
+      if (!by.await_arrival(iteration - LAG, 0)) return;
+      take_tensor<ELEMENT, RANKS, ALIGNED>(by, iteration - LAG, by.units(iteration - LAG));
     }
-    if (turn < messages) by.tell(turn);
+    if (iteration < messages) by.notify(iteration);
   }
   by.end();
 }
@@ -178,7 +178,7 @@ __device__ __forceinline__ void move_straight(const Exchange& x) {
   if (!by.messages()) return;
   const Targets<RANKS> targets{by};
   const int early = targets.early();
-  targets.tell();
+  targets.announce();
   by.template send_parts<ELEMENT, ALIGNED, SAME>(0, 0, early);
   const auto answer = targets.answer();
   if (answer == Targets<RANKS>::FAILED) return;
@@ -186,8 +186,8 @@ __device__ __forceinline__ void move_straight(const Exchange& x) {
   store_straight<ELEMENT, ALIGNED, SAME>(by, early, x.rank * x.target_step, [&](i64 first, i64 end) {
     keep<ELEMENT, ALIGNED>(x.source + x.rank * x.source_step, x.target + x.rank * x.target_step, x.bytes, first, end);
   });
-  by.tell(0);
-  if (!by.told(0, 0)) return;
+  by.notify(0);
+  if (!by.await_arrival(0, 0)) return;
   take_parts<ELEMENT, RANKS, ALIGNED>(by, 0, early);
   by.end(1);
 }

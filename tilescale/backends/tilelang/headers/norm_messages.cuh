@@ -179,13 +179,13 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
 #pragma unroll
     for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), set, unit, data);
   };
-  auto message = [&](int turn, int u) { return u < UNITS && part.unit(u) >= 0 ? turn * part.units + part.unit(u) : -1; };
-  // The local data of a row, number `turn` of this cluster.
-  auto send_next = [&](int row, int turn) {
+  auto message = [&](int step, int u) { return u < UNITS && part.unit(u) >= 0 ? step * part.units + part.unit(u) : -1; };
+  // The local data of a row, number `step` of this cluster.
+  auto send_next = [&](int row, int step) {
     if (row >= x.rows || (TWICE && sums(row))) return;
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
-      const int unit = message(turn, u);
+      const int unit = message(step, u);
       if (TWICE)
         by.send(row % RANKS, 0, unit, next[u]);
       else
@@ -198,7 +198,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   of_cluster.ready();
   bool here = true;
   unsigned sums_made = 0;
-  for (int row = own.cluster, turn = 0; row < x.rows; row += own.clusters, ++turn) {
+  for (int row = own.cluster, step = 0; row < x.rows; row += own.clusters, ++step) {
     const i64 at = row * x.bytes;
     const int following = row + own.clusters;
 #pragma unroll
@@ -208,14 +208,14 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
     }
     if (FEW) {
       read_next(following);
-      send_next(following, turn + 1);
+      send_next(following, step + 1);
     }
     Data added[UNITS] = {};
     if (sums(row) && x.residual != nullptr) read_units(x.residual, at, added);
     Statistics statistics = {0, 0};
 #pragma unroll
     for (int first = 0; first < UNITS; first += AT_ONCE) {
-      auto unit_of = [&](int i) { return message(turn, first + i); };
+      auto unit_of = [&](int i) { return message(step, first + i); };
       // Threads with missing peers continue to the sum with the others, and write nothing.
       if (sums(row)) {
         // Of the other ranks, in order.
@@ -237,7 +237,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
       }
 #pragma unroll
       for (int u = first; u < first + AT_ONCE && u < UNITS; ++u) {
-        if (TWICE && sums(row)) send_all(1, here ? message(turn, u) : -1, mine[u]);
+        if (TWICE && sums(row)) send_all(1, here ? message(step, u) : -1, mine[u]);
         if (here) part.write(x.target, at, u, mine[u]);
         if (!FEW) keep_narrow(mine[u]);
         float sum[PIECES] = {};
@@ -267,20 +267,20 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
         const bool same = group == part.group(u, PIECES - 1);
         const float first = larger(most[0], SCALING == ROW || same ? most[PIECES - 1] : 0);
         if (SCALING == ROW) statistics.most = larger(statistics.most, first);
-        if (SCALING == GROUPS) of_groups.add(turn, group, first, same ? 0 : most[PIECES - 1]);
+        if (SCALING == GROUPS) of_groups.add(step, group, first, same ? 0 : most[PIECES - 1]);
       }
     }
     if (SCALING == ROW) give();
-    if (!FEW) send_next(following, turn + 1);
+    if (!FEW) send_next(following, step + 1);
     float largest[UNITS][PIECES] = {};  // of a piece's group
     if constexpr (SCALING == GROUPS) {
-      of_groups.clear(turn + 1);
+      of_groups.clear(step + 1);
       __syncthreads();
 #pragma unroll
       for (int u = 0; u < UNITS; ++u)
 #pragma unroll
         for (int p = 0; p < PIECES; ++p)
-          if (part.has(u, p * PIECE)) largest[u][p] = of_groups.of(turn, part.group(u, p));
+          if (part.has(u, p * PIECE)) largest[u][p] = of_groups.of(step, part.group(u, p));
     }
     statistics = of_cluster.template take<SCALING == ROW>(sums_made);
     float mean = 0;
@@ -327,7 +327,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
           if (has) write<IN_PIECE, 1, ALIGNED>(quantized + u * (Form::DATA / SIZE) + p * IN_PIECE, left, pack);
         }
       }
-      auto scale_of_group = [&](int group) { return scale_of<POWER>(scale * of_groups.of(turn, group)); };
+      auto scale_of_group = [&](int group) { return scale_of<POWER>(scale * of_groups.of(step, group)); };
       if (SCALING == ROW && here && own.block == 0 && threadIdx.x == 0)
         x.scales[row] = scale_of<POWER>(scale * statistics.most);
       if (SCALING == GROUPS && here)

@@ -166,8 +166,8 @@ __device__ inline void barrier_of_groups(int* counters, i64 stride, Siblings s, 
   unsigned epoch = static_cast<unsigned>(epochs[index]) + 1u;
   int begin = s.rank / inside * inside;
   drain();
-  if (stop) return tell_host(report);
-  tell_siblings(counters, stride, s, begin, begin + inside, index, epoch);
+  if (stop) return notify_host(report);
+  notify_siblings(counters, stride, s, begin, begin + inside, index, epoch);
   epochs[index] = static_cast<int>(epoch);
   int* words = counters + s.slot(s.rank) * stride + index * s.size;
   if (!await_siblings(words, s, begin, begin + inside, 1, epoch, limit, report, site)) return;

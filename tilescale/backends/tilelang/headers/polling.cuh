@@ -10,7 +10,7 @@
 namespace tilescale {
 
 enum Polling { POLLED, BEFORE, IDLE, COUNT, SINCE, PLACE, ELEMENT, VALUE, POLLING_WORDS };
-enum Turn { LEFT, GOES_ON, GIVEN_UP };
+enum Iteration { LEFT, GOES_ON, GIVEN_UP };
 
 __device__ __forceinline__ void begins(i64* loop) {
 #pragma unroll
@@ -45,7 +45,7 @@ __device__ __forceinline__ V look(const V* elements, i64 index, i64 extent, i64*
 
 // Begins an iteration; `goes_on` is its condition and `decides` the inputs of the condition.
 template <int POLLS>
-__device__ inline int turn(i64* loop, bool goes_on, i64 decides, i64 limit, i64* report) {
+__device__ inline int iteration(i64* loop, bool goes_on, i64 decides, i64 limit, i64* report) {
   if (!goes_on) return LEFT;
   constexpr int patience = 64;  // iterations that poll memory alone
   bool looks = ++loop[COUNT] % patience == 0;
@@ -58,7 +58,7 @@ __device__ inline int turn(i64* loop, bool goes_on, i64 decides, i64 limit, i64*
   }
   if (!looks) return GOES_ON;
   if (stopped(report)) {
-    tell_host(report);
+    notify_host(report);
     return GIVEN_UP;
   }
   if (POLLS && loop[IDLE] >= patience) {

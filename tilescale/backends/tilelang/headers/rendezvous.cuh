@@ -41,8 +41,8 @@ __device__ inline void barrier_of_ranks(i64* words, i64 stride, int slot, int ra
   i64 stop = stopped(report);
   unsigned epoch = static_cast<unsigned>(counts[0]) + 1u;
   drain();
-  if (stop) return tell_host(report);
-  tell_ranks(words, stride, rank, ranks, standing(epoch, purpose));
+  if (stop) return notify_host(report);
+  notify_ranks(words, stride, rank, ranks, standing(epoch, purpose));
   counts[0] = static_cast<int>(epoch);
   await_ranks(words, stride, slot, rank, ranks, epoch, purpose, limit, report, site);
 }
@@ -70,7 +70,7 @@ __device__ inline void come(i64* words, i64 stride, int rank, int ranks, const i
   i64 stop = stopped(report);
   unsigned epoch = came_before(counts) + 1u;
   fence();
-  if (!stop) tell_ranks(words, stride, rank, ranks, standing(epoch, purpose));
+  if (!stop) notify_ranks(words, stride, rank, ranks, standing(epoch, purpose));
 }
 
 // One thread of each block, before the block accesses another device.
@@ -78,7 +78,7 @@ __device__ inline void enter(const i64* words, i64 stride, int slot, int rank, i
                              int purpose, i64 limit, i64* report, int site) {
   i64 stop = stopped(report);
   unsigned epoch = came_before(counts) + 1u;
-  if (stop) return tell_host(report);
+  if (stop) return notify_host(report);
   note(site, WAITS);
   await_ranks(words, stride, slot, rank, ranks, epoch, purpose, limit, report, site);
   note(site, WAITED);
@@ -94,10 +94,10 @@ __device__ inline void leave(i64* words, i64 stride, int slot, int rank, int ran
   i64 stop = stopped(report);
   unsigned epoch = came_before(counts) + 2u, done = came_before(counts + 1) + gridDim.x * gridDim.y * gridDim.z;
   drain();
-  if (stop) return tell_host(report);
+  if (stop) return notify_host(report);
   for (int s = 0; s < ranks; ++s) add_relaxed(words + s * stride + ranks + rank, 1);
   if (blockIdx.x != 0 || blockIdx.y != 0 || blockIdx.z != 0) return;
-  tell_ranks(words, stride, rank, ranks, standing(epoch, purpose));
+  notify_ranks(words, stride, rank, ranks, standing(epoch, purpose));
   const i64* blocks = words + slot * stride + ranks;
   for (int i = 0; i < ranks; ++i) {
     // This rank's blocks first: they are local, while the peers' signals are still in flight.
@@ -129,7 +129,7 @@ __device__ inline void count(int* counts, const i64* report, Flags... flags) {
   }
   counts[0] = static_cast<int>(epoch);
   clear(flags...);
-  if (stop) tell_host(report);
+  if (stop) notify_host(report);
 }
 
 }  // namespace tilescale

@@ -53,7 +53,7 @@ struct ByRounds {
   }
   // All threads: their stores are visible to these ranks.
   template <typename Peer>
-  __device__ __forceinline__ void tell(int round, int count, Peer peer) const {
+  __device__ __forceinline__ void notify(int round, int count, Peer peer) const {
     __syncthreads();
     if (threadIdx.x != 0) return;
     order_stores();
@@ -63,7 +63,7 @@ struct ByRounds {
   // All threads, until these ranks have signalled. False, for all: a wait failed. A rank without senders, such as the
   // root of a broadcast, may have begun the next call already.
   template <typename Peer>
-  __device__ __forceinline__ bool told(int round, int count, Peer peer) const {
+  __device__ __forceinline__ bool await_arrival(int round, int count, Peer peer) const {
     bool ready = true;
     for (int i = threadIdx.x; i < count && ready; i += blockDim.x) {
       const unsigned* at = flag(peer(i), x.rank, round);
@@ -121,17 +121,17 @@ template <typename T, int OP, int RANKS, bool ALIGNED>
 __device__ __forceinline__ void play_rounds(const Exchange& x) {
   const ByRounds<T, RANKS, ALIGNED> by(x);
   auto other = [&](int i) { return by.group.peer(i); };
-  by.tell(0, RANKS - 1, other);
-  if (!by.told(0, RANKS - 1, other)) return;
+  by.notify(0, RANKS - 1, other);
+  if (!by.await_arrival(0, RANKS - 1, other)) return;
   const int* at = x.table + 2;
   for (int round = 1; round <= by.rounds(); ++round) {
     int sent = *at++;
     for (int i = 0; i < sent; ++i, at += 3) by.send(at);
     int count = *at++;
-    by.tell(round, count, [at](int i) { return at[i]; });
+    by.notify(round, count, [at](int i) { return at[i]; });
     at += count;
     count = *at++;
-    if (!by.told(round, count, [at](int i) { return at[i]; })) return;
+    if (!by.await_arrival(round, count, [at](int i) { return at[i]; })) return;
     at += count;
     int taken = *at++;
     for (int i = 0; i < taken; ++i, at += 2 + at[1]) by.template take<OP>(at[0], at[1], at + 2);

@@ -84,28 +84,28 @@ __device__ __forceinline__ void move_rows_slots(const Exchange& x) {
     i64 there = (size + UNIT_BYTES - 1) / UNIT_BYTES - by.begin(message), most = by.units(message);
     return static_cast<int>(there < 0 ? 0 : there < most ? there : most);
   };
-  for (int turn = 0; turn < messages + LAG; ++turn) {
-    for (int i = 0; i < RANKS - 1 && turn < messages; ++i) {
+  for (int iteration = 0; iteration < messages + LAG; ++iteration) {
+    for (int i = 0; i < RANKS - 1 && iteration < messages; ++i) {
       const int peer = by.group.peer(i);
-      const i64 at = by.begin(turn) * UNIT_BYTES, size = rows.size(x.rank, peer);
+      const i64 at = by.begin(iteration) * UNIT_BYTES, size = rows.size(x.rank, peer);
       const char* from = x.source + rows.sent(peer) * x.bytes + at;
-      by.template send<ELEMENT, ALIGNED>(from, size - at, 0, units(turn, size), i, 1,
-                                         [&](int receiver) { return by.slot(x.rank, receiver, turn, 0); });
+      by.template send<ELEMENT, ALIGNED>(from, size - at, 0, units(iteration, size), i, 1,
+                                         [&](int receiver) { return by.slot(x.rank, receiver, iteration, 0); });
     }
-    const i64 begin = own.begin + turn * each, end = begin + each < own.end ? begin + each : own.end;
+    const i64 begin = own.begin + iteration * each, end = begin + each < own.end ? begin + each : own.end;
     keep<ELEMENT, ALIGNED>(x.source + rows.sent(x.rank) * x.bytes, x.target + rows.taken(x.rank) * x.bytes, kept, begin, end);
-    if (turn >= LAG) {
-      if (!by.told(turn - LAG, 0)) return;
+    if (iteration >= LAG) {
+      if (!by.await_arrival(iteration - LAG, 0)) return;
       for (int i = 0; i < RANKS - 1; ++i) {
         const int peer = by.group.peer(i);
-        const i64 at = by.begin(turn - LAG) * UNIT_BYTES, size = rows.size(peer, x.rank);
+        const i64 at = by.begin(iteration - LAG) * UNIT_BYTES, size = rows.size(peer, x.rank);
         char* to = x.target + rows.taken(peer) * x.bytes + at;
-        const Pack<UNIT_BYTES>* from = by.slot(peer, x.rank, turn - LAG, 0);
-        for (int unit = threadIdx.x; unit < units(turn - LAG, size); unit += blockDim.x)
+        const Pack<UNIT_BYTES>* from = by.slot(peer, x.rank, iteration - LAG, 0);
+        for (int unit = threadIdx.x; unit < units(iteration - LAG, size); unit += blockDim.x)
           write<UNIT_BYTES, ELEMENT, ALIGNED>(to + unit * UNIT_BYTES, size - at - unit * UNIT_BYTES, from[unit]);
       }
     }
-    if (turn < messages) by.tell(turn);
+    if (iteration < messages) by.notify(iteration);
   }
   if (x.received != nullptr && blockIdx.x == 0 && threadIdx.x < RANKS)
     x.received[threadIdx.x] = static_cast<int>(rows.count(threadIdx.x, x.rank));

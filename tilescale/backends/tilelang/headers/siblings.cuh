@@ -23,7 +23,7 @@ __device__ __forceinline__ Siblings siblings(int rank, int size, int first, int 
 
 // One thread, directly after its drain(): signals siblings [begin, end), which share memory, this one's count of
 // barriers.
-__device__ __forceinline__ void tell_siblings(int* counters, i64 stride, const Siblings& s, int begin, int end,
+__device__ __forceinline__ void notify_siblings(int* counters, i64 stride, const Siblings& s, int begin, int end,
                                               i64 index, unsigned epoch) {
   for (int j = begin; j < end; ++j)
     store_relaxed(counters + s.slot(j) * stride + index * s.size + s.rank, static_cast<int>(epoch));
@@ -52,8 +52,8 @@ __device__ inline void barrier_of_siblings(int* counters, i64 stride, Siblings s
   i64 stop = stopped(report);
   unsigned epoch = static_cast<unsigned>(epochs[index]) + 1u;
   drain();
-  if (stop) return tell_host(report);
-  tell_siblings(counters, stride, s, 0, s.size, index, epoch);
+  if (stop) return notify_host(report);
+  notify_siblings(counters, stride, s, 0, s.size, index, epoch);
   epochs[index] = static_cast<int>(epoch);
   await_siblings(counters + s.slot(s.rank) * stride + index * s.size, s, 0, s.size, 1, epoch, limit, report, site);
 }

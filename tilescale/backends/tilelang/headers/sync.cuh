@@ -27,7 +27,7 @@ __device__ __forceinline__ i64 stopped(const i64* report) {
 }
 
 // The host reads one word of its own memory: the rank of the first failed wait as seen here, plus one.
-__device__ inline void tell_host(const i64* report) {
+__device__ inline void notify_host(const i64* report) {
   i64 stop = stopped(report);
   if (stop != 0) *reinterpret_cast<volatile i64*>(report[MIRROR]) = stop;
 }
@@ -53,7 +53,7 @@ __device__ TILESCALE_FAILURE void fail(i64* report, Kind kind, int site, i64 ind
   for (i64 s = 0; s < ranks; ++s)
     *reinterpret_cast<volatile i64*>(report + STOP + (s - slot) * stride) = rank + 1;
   __threadfence_system();
-  tell_host(report);
+  notify_host(report);
 }
 
 // -- moments -----------------------------------------------------------------------------------------------------------
@@ -105,13 +105,13 @@ struct Alone {
 template <typename Ready, typename Any = Alone>
 __device__ inline Outcome await(Ready ready, i64 limit, const i64* report, Any any = {}) {
 #pragma unroll 1
-  for (int turn = 0; turn < 64; ++turn)
+  for (int iteration = 0; iteration < 64; ++iteration)
     if (ready()) return READY;
   i64 begin = now_ns();
   for (unsigned pause = 32;; pause = pause < 256 ? 2 * pause : pause) {
     if (ready()) return READY;
     if (any(stopped(report))) {
-      tell_host(report);
+      notify_host(report);
       return STOPPED;
     }
     if (any(now_ns() - begin > limit)) return LATE;
@@ -220,7 +220,7 @@ __device__ inline void release(i64 address, i64 value) {
 // One thread, directly after its drain(), which releases the stores here: signals this one's word to all `ranks`. A
 // release for each would wait until the one before has arrived.
 template <typename V>
-__device__ __forceinline__ void tell_ranks(V* words, i64 stride, int rank, int ranks, V word) {
+__device__ __forceinline__ void notify_ranks(V* words, i64 stride, int rank, int ranks, V word) {
   for (int s = 0; s < ranks; ++s) store_relaxed(words + s * stride + rank, word);
 }
 
@@ -236,9 +236,9 @@ __device__ inline void barrier(int* counters, i64 stride, int slot, int rank, in
   unsigned epoch = static_cast<unsigned>(epochs[index]) + 1u;
   note(site, WAITS);
   drain();
-  if (stop) return tell_host(report);
+  if (stop) return notify_host(report);
   counters += index * ranks;
-  tell_ranks(counters, stride, rank, ranks, static_cast<int>(epoch));
+  notify_ranks(counters, stride, rank, ranks, static_cast<int>(epoch));
   epochs[index] = static_cast<int>(epoch);
   for (int r = 0; r < ranks; ++r) {
     if (r == rank) continue;

@@ -53,7 +53,7 @@ __device__ __forceinline__ void reduce_tile(void* tile, int* workspace, i64 stri
   if (thread != 0) return;
   counts[program] = static_cast<int>(number);
   note(site, WAITED);
-  if (stop) tell_host(report);
+  if (stop) notify_host(report);
 }
 
 }  // namespace tilescale

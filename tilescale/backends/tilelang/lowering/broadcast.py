@@ -47,8 +47,8 @@ def broadcast_to_all(
         raise stage.unsupported(f"a broadcast of a value of type {dtype} from one thread to all")
     stage.include("broadcast.cuh")
     place = f"{stage.next_number()}, {_C_TYPES[dtype]}"
-    write = stage.one_thread(tir.evaluate(tir.extern(f"tilescale::tell<{place}>", value)))
-    read = ir.BufferStore(variable, tir.extern(f"tilescale::told<{place}>", dtype=dtype), list(index))
+    write = stage.one_thread(tir.evaluate(tir.extern(f"tilescale::broadcast<{place}>", value)))
+    read = ir.BufferStore(variable, tir.extern(f"tilescale::broadcast_value<{place}>", dtype=dtype), list(index))
     barrier = acquired(sync()) if acquires else sync()
     return tir.sequence([*_completed(releases), sync(), write, barrier, read])
 

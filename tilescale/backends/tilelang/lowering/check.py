@@ -47,7 +47,7 @@ HARMLESS = re.compile(
 )
 """Statements allowed between the end of a program's stores and the signal that publishes them."""
 STATIC = re.compile(r"^\s*__shared__ .*?([\w:]+) (\w+)((?:\[\d+\])+);", re.MULTILINE)
-TOLD, TOLD_BYTES = re.compile(r"\btilescale::tell<(\d+)"), 8
+BROADCAST, BROADCAST_BYTES = re.compile(r"\btilescale::broadcast<(\d+)"), 8
 """A value that one thread broadcasts has its own shared memory (broadcast.cuh)."""
 _BYTES = {
     "char": 1,
@@ -373,7 +373,7 @@ def static_shared_bytes(text: str) -> int:
     total = 0
     for dtype, _, extents in STATIC.findall(text):
         total += _BYTES.get(dtype, 4) * math.prod(int(n) for n in re.findall(r"\d+", extents))
-    return total + TOLD_BYTES * len(set(TOLD.findall(text)))
+    return total + BROADCAST_BYTES * len(set(BROADCAST.findall(text)))
 
 
 def check_shared(name: str, asked: int, machine: Machine, where: Sequence[Location] = ()) -> None:

@@ -131,7 +131,7 @@ class TileExchange:
         """Copy a tile of the part's extents to every peer."""
         if self.far:
             return [stored(tile.region("r"), *self._sent(1, 0)), *self._put(lambda peer: 0, 1)]
-        return [self._send_tile(tile, peer) for peer in self._in_turn()]
+        return [self._send_tile(tile, peer) for peer in self._rotated_peers()]
 
     def _send_tile(self, tile: TileRegion, peer: Any) -> ir.Stmt:
         def piece(begins: list[Any], extents: list[int]) -> ir.Stmt:
@@ -154,7 +154,7 @@ class TileExchange:
         stmt = made([number * (rows // pieces), *rest], [rows // pieces, *tile.extents[1:]])
         return ir.For(number, ir.IntImm("int32", 0), ir.IntImm("int32", pieces), ir.ForKind.SERIAL, stmt)
 
-    def _in_turn(self) -> list[Any]:
+    def _rotated_peers(self) -> list[Any]:
         """All devices, the next one first and this one last: no two begin with the same."""
         return [(self.rank + step) % self.devices for step in range(1, self.devices + 1)]
 
@@ -195,7 +195,7 @@ class TileExchange:
 
             if self.far:
                 return [*(stored(of(peer), *self._sent(self.devices, peer)) for peer in range(self.devices)), *put]
-            return [self._send(of(peer), peer) for peer in self._in_turn()]
+            return [self._send(of(peer), peer) for peer in self._rotated_peers()]
         loops, peer, index = whole_loops(axis, part)
         value = ir.BufferLoad(source.buffer, source.at(loops))
         if self.far:

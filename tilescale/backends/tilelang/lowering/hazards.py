@@ -200,7 +200,7 @@ class _Hazards:
 
     def _branch(self, stmt: ir.IfThenElse, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
         inner = at
-        if self._tells_apart(stmt.condition):
+        if self._is_divergent(stmt.condition):
             once = of_condition(stmt.condition, self.touches.known) or at.once
             inner = at.inside(apart=at.apart or at.depth + 1, once=once)
         state = self._touched(self.touches.read([stmt.condition], stmt, at.by, inner.depth, at.thread), state, at)
@@ -217,12 +217,12 @@ class _Hazards:
             return stmt, state
         return tir.at(ir.IfThenElse(stmt.condition, then_case, else_case), stmt), state
 
-    def _tells_apart(self, condition: ir.PrimExpr) -> bool:
+    def _is_divergent(self, condition: ir.PrimExpr) -> bool:
         def differs(node: ir.Node) -> bool:
             is_held = isinstance(node, ir.BufferLoad) and ir.scope_kind(node.buffer) == "fragment"
             return is_held and node.buffer.scope() != ir.VARIABLE or ir.op_name(node) == tl.ELECT
 
-        return self.names.tell_apart(condition) or ir.contains(condition, differs)
+        return self.names.is_divergent(condition) or ir.contains(condition, differs)
 
     def _loop(self, stmt: ir.Stmt, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
         """A loop, not pipelined if its loads may not be issued ahead."""
@@ -242,7 +242,7 @@ class _Hazards:
         read = self.touches.read(head, stmt, at.by, at.depth + 1, at.thread)
         before = self._touched(read, state, at)
         apart = at.apart
-        if any(map(self._tells_apart, head)):
+        if any(map(self._is_divergent, head)):
             apart = apart or at.depth + 1
         inner = at.inside(apart=apart)
         binds = [s for s in ir.statements(stmt.body) if isinstance(s, ir.Bind)]
@@ -250,7 +250,7 @@ class _Hazards:
             self.running[stmt.loop_var] = stmt.min, stmt.extent
         bound = {s.var: s.value if ir.is_pure(s.value) else None for s in binds}
         body, after = self.block(stmt.body, before, inner)
-        seen = (t.in_later_turn(stmt, bound) if t.depth > at.depth else t for t in after.values())
+        seen = (t.in_later_iteration(stmt, bound) if t.depth > at.depth else t for t in after.values())
         turned = {t.key: t for t in seen}
         if isinstance(stmt, ir.While):
             body, turned = self._checked_again(stmt, body, turned, inner)

@@ -247,8 +247,8 @@ IMPLEMENTED = frozenset(
 def implementation(made: Collective, target: LoweringTarget, name: str) -> Implementation | None:
     """The implementation of a collective of whole tensors by an algorithm; None if there is none."""
     wanted = made.norm is not None, made.wire is not None
-    ways = (way for way in ON_TENSORS[made.name, name] if (way.normalises, way.narrows) == wanted)
-    return next((way for way in ways if way.able(made, target)), None)
+    candidates = (c for c in ON_TENSORS[made.name, name] if (c.normalises, c.narrows) == wanted)
+    return next((c for c in candidates if c.able(made, target)), None)
 
 
 def available(made: Collective, wanted: CollectiveQuery, target: LoweringTarget) -> AvailableAlgorithms:
@@ -256,10 +256,10 @@ def available(made: Collective, wanted: CollectiveQuery, target: LoweringTarget)
         flat = WITH_FUNCTION if wanted.function else ON_TILES[wanted.form][made.name]
         return AvailableAlgorithms((BETWEEN, flat) if wanted.form == TILES and _by_levels(made, target) else (flat,))
     known = {n: implementation(made, target, n) for of, n in ON_TENSORS if of == made.name}
-    found = {n: way for n, way in known.items() if way is not None}
+    found = {n: candidate for n, candidate in known.items() if candidate is not None}
     # Tiles take twice the memory of all parts, a gather once: among equals it is preferred.
     gathers = [n for n in found if wanted.function and not records()[n].takes_functions]
-    on_request = frozenset(n for n, way in found.items() if way.on_request(made, target))
+    on_request = frozenset(n for n, candidate in found.items() if candidate.on_request(made, target))
     return AvailableAlgorithms(tuple(dict.fromkeys([*gathers, *found])), on_request)
 
 

@@ -45,8 +45,8 @@ def carried(stmt: ir.Stmt, target: LoweringTarget, where: Location | None) -> ir
         _check(node, level, target, at)
         marks = {CARRIER: IMPL}
         made = operation(node)
-        if isinstance(made, Collective) and (way := choice(made, target, in_program=True)) is not None:
-            marks["impl"] = way.name
+        if isinstance(made, Collective) and (mechanism := choice(made, target, in_program=True)) is not None:
+            marks["impl"] = mechanism.name
         said = {**dict(node.annotations), **{key: ir.StringImm(value) for key, value in marks.items()}}
         return ir.Call(node.dtype, node.op, list(node.args), said)
 
@@ -63,7 +63,7 @@ def _check(call: ir.Call, level: str, target: LoweringTarget, where: Location | 
         "and stores lead there"
     )
     whole = f"whole tensors go by NCCL, from a phase of the {level}s outside T.Scale('block')"
-    if all(way.name != IMPL for way in path_between(target).mechanisms):
+    if all(mechanism.name != IMPL for mechanism in path_between(target).mechanisms):
         raise UnsupportedError(
             found, hint=f"the machine's description has no mechanism {IMPL!r} between them; {whole}", where=where
         )

@@ -53,9 +53,9 @@ ONLY_ACQUIRES = "only_acquires"
 ATOMIC_LOAD = trace.register_op("tilescale.atomic_load")
 """atomic_load(element[, loop]) -> the element's value; `loop` is the state of the loop that polls it."""
 
-TURN = trace.register_op("tilescale.turn")
-"""turn(loop, condition, decides, polls) -> int32: whether a loop continues (1), by its condition, whose value depends
-on numbers that `decides` mixes; 0: it ends, 2: it polled in vain (polling.cuh)."""
+ITERATION = trace.register_op("tilescale.iteration")
+"""iteration(loop, condition, decides, polls) -> int32: whether a loop continues (1), by its condition, whose value
+depends on numbers that `decides` mixes; 0: it ends, 2: it polled in vain (polling.cuh)."""
 
 LOADER = "tilescale.loader"
 """AttrStmt key: the producer executes the statements inside (role_graph/split.py)."""

@@ -72,10 +72,10 @@ class PlanContext:
                 if _reads(expr) or ir.variables(_inlined(expr, bound)) & ranks.keys():
                     return "in a loop or branch that devices may take differently"
         under = tuple((_inlined(expr, bound), value) for expr, value in self._under)
-        told = _inlined(call, bound)
-        if any(_reads(expr) for expr, _ in under) or any(map(_reads, _decided(told))):
+        inlined = _inlined(call, bound)
+        if any(_reads(expr) for expr, _ in under) or any(map(_reads, _decided(inlined))):
             return "whose index, peer or condition is read from memory"
-        return MessageStep(ir.Evaluate(told), impl, where, under, tuple(ranks.items()))
+        return MessageStep(ir.Evaluate(inlined), impl, where, under, tuple(ranks.items()))
 
 
 def _inlined(expr: ir.PrimExpr, bound: dict[ir.Var, ir.Bind]) -> Any:
@@ -92,8 +92,8 @@ def _decided(call: ir.Call) -> list[Any]:
         signal = Signal.of(call)
         return [*_places(signal.flag), signal.peer, signal.value]
     copy = Copy.of(call)
-    told = [] if copy.signal is None else [*_places(copy.signal), copy.value]
-    return [*_places(copy.source), *_places(copy.target), copy.peer, *told]
+    flag_values = [] if copy.signal is None else [*_places(copy.signal), copy.value]
+    return [*_places(copy.source), *_places(copy.target), copy.peer, *flag_values]
 
 
 def _places(region: ir.Call) -> list[Any]:

@@ -224,8 +224,8 @@ class _Planner(DevicePhaseGrids):
             extents = [[ir.constant(n) for n in ir.region_parts(r)[2]] for r in regions]
             parts = [self.tiles(whole, _axes_of_copy(extents))]
         if copy.signal is not None:
-            told = trace.call(ops.SIGNAL, copy.signal, copy.value, copy.peer, level=copy.level, op=copy.op)
-            parts.append(tir.evaluate(told))
+            update = trace.call(ops.SIGNAL, copy.signal, copy.value, copy.peer, level=copy.level, op=copy.op)
+            parts.append(tir.evaluate(update))
         return parts
 
     def _chosen(self, choose: Any) -> Any:
@@ -293,8 +293,8 @@ class _Planner(DevicePhaseGrids):
             what = f"T.{short} of {self._tensors(call.args)} between {level}s"
             raise self.unsupported(f"{what} has no CUDA lowering{implemented.why_none(made, self.target)}")
         self.notes.append(f"T.{short} of {self._tensors(call.args)} between {level}s: {choice}")
-        way = implemented.implementation(made, self.target, choice.name)
-        if way is not None and way.on_tiles:
+        candidate = implemented.implementation(made, self.target, choice.name)
+        if candidate is not None and candidate.on_tiles:
             chosen = with_args(call, call.args, {"impl": choice.name})
             return [self.tiles(chosen, self._axes_of_collective(call))]
         if made.combine is not None:

@@ -17,7 +17,7 @@ from tilelang_core import rewrite as tir
 from tilelang_core.scalars import pointed
 from tilescale.backends.tilelang.lowering.completion import C_TYPES
 from tilescale.backends.tilelang.lowering.devices import VALUE, DeviceStage
-from tilescale.backends.tilelang.lowering.markers import ATOMIC_LOAD, ONLY_ACQUIRES, TURN, located
+from tilescale.backends.tilelang.lowering.markers import ATOMIC_LOAD, ITERATION, ONLY_ACQUIRES, located
 from tilescale.backends.tilelang.lowering.phase import Phase
 from tilescale.backends.tilelang.lowering.registry import lowers
 from tilescale.passes.uniformity import TOGETHER, Uniformity, is_atomic_load, loads_atomically
@@ -88,10 +88,9 @@ class _PollingRewrite:
         polls = _polls_itself(node)
         outer, self.loop = self.loop, self._array("loop")
         goes_on = self._variable("goes_on", "int32")
-        turn: Any = tir.call(
-            TURN.name, _first(self.loop), self._loads(node.condition), _decides(node.condition), polls, dtype="int32"
-        )
-        asked = _by_one(turn, goes_on) if self._is_together(node) else ir.BufferStore(goes_on, turn, [_ZERO])
+        given = _first(self.loop), self._loads(node.condition), _decides(node.condition), polls
+        outcome: Any = tir.call(ITERATION.name, *given, dtype="int32")
+        asked = _by_one(outcome, goes_on) if self._is_together(node) else ir.BufferStore(goes_on, outcome, [_ZERO])
         is_on = ir.EQ(ir.BufferLoad(goes_on, [_ZERO]), ir.IntImm("int32", 1))
         body = tir.sequence([asked, ir.IfThenElse(is_on, self.stmt(node.body), None)])
         begin = tir.evaluate(tir.extern("tilescale::begins", _address(self.loop)))
@@ -200,9 +199,9 @@ def _atomic_load(stage: DeviceStage, call: ir.Call) -> ir.PrimExpr:
     return tir.extern("tilescale::noted", value, index, _address(loop[0].buffer), site, dtype=dtype) if loop else value
 
 
-@lowers(TURN.name, VALUE)
-def _turn(stage: DeviceStage, call: ir.Call) -> ir.PrimExpr:
+@lowers(ITERATION.name, VALUE)
+def _iteration(stage: DeviceStage, call: ir.Call) -> ir.PrimExpr:
     loop, condition, decides, polls = ir.mark_arguments(call)
     stage.include("polling.cuh")
     operands = _address(loop.buffer), condition, decides, stage.limit(), stage.record()
-    return tir.extern(f"tilescale::turn<{ir.integer(polls)}>", *operands, dtype="int32")
+    return tir.extern(f"tilescale::iteration<{ir.integer(polls)}>", *operands, dtype="int32")

@@ -126,14 +126,14 @@ class _SendLoop:
         return _SendLoop(loop, tuple(scalars), load, tuple(rest[1:]), tuple(copies), count)
 
     def with_ring(self, ring: ir.Buffer, slots: int) -> ir.Stmt:
-        loop, turn = self.loop, self.loop.loop_var - self.loop.min
+        loop, iteration = self.loop, self.loop.loop_var - self.loop.min
         has_signals = any(Copy.of(call).signal is not None for call in self.copies)
         before = self._signals(loop.loop_var - slots) if has_signals else []
         ahead = 1 if self._is_asynchronous() else 0
         reused = complete((slots - 1 - ahead) * self.count, tir.sequence(before))
-        reuse = ir.IfThenElse(ir.GE(turn, ir.IntImm("int32", slots)), reused, None)
-        load = _in_slot(ir.Evaluate(self.load), ring, turn % slots)
-        sends = [_in_slot(stmt, ring, turn % slots) for stmt in self.sends]
+        reuse = ir.IfThenElse(ir.GE(iteration, ir.IntImm("int32", slots)), reused, None)
+        load = _in_slot(ir.Evaluate(self.load), ring, iteration % slots)
+        sends = [_in_slot(stmt, ring, iteration % slots) for stmt in self.sends]
         body = self._ahead([reuse, load], sends) if ahead else [*self.scalars, reuse, load, *sends]
         made = tir.relooped(loop, extent=loop.extent + ahead, body=tir.sequence(body), annotations={})
         last: list[ir.Stmt] = []
@@ -167,11 +167,11 @@ class _SendLoop:
         numbers = [begin, extents[-1], *([source.shape[-1]] if len(source.shape) > 1 else [])]
         return all(ir.proves(ir.EQ(ir.int_node(n) * size % _CP_ASYNC, 0), {}) for n in numbers)
 
-    def _signals(self, turn: ir.PrimExpr) -> list[ir.Stmt]:
+    def _signals(self, iteration: ir.PrimExpr) -> list[ir.Stmt]:
         """The signals of an iteration's copies."""
         inner = [stmt for send in self.sends for stmt in ir.statements(send)]
         bound = (*self.scalars, *(s for s in inner if isinstance(s, ir.Bind)))
-        values = _values(bound, {self.loop.loop_var: turn})
+        values = _values(bound, {self.loop.loop_var: iteration})
         alone = [ir.substitute(tir.rewrite(s, enter=_signal_alone), values) for s in self.sends]
         return [tir.renamed(stmt) for stmt in alone]
 

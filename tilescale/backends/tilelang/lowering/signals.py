@@ -74,7 +74,7 @@ def first_of(buffer: ir.Buffer, slot: Any) -> ir.PrimExpr:
     return tir.call(tl.ADDRESS_OF, load)
 
 
-def _told(call: ir.Call) -> tuple[ir.Call, ir.PrimExpr]:
+def _signal_of(call: ir.Call) -> tuple[ir.Call, ir.PrimExpr]:
     """The flag that a copy or signal updates, and the value."""
     if call.op.same_as(ops.COPY):
         copy = Copy.of(call)
@@ -85,13 +85,13 @@ def _told(call: ir.Call) -> tuple[ir.Call, ir.PrimExpr]:
 
 def signal_peer(stage: DeviceStage, call: ir.Call, slot: Any) -> ir.Stmt:
     """Update the flag of the device at `slot` that a copy or signal names."""
-    buffer = ir.region_parts(_told(call)[0])[0]
+    buffer = ir.region_parts(_signal_of(call)[0])[0]
     return _signal_at(stage, call, first_of(stage.far(buffer), slot))
 
 
 def signal_here(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     """Update the flag of this device that a copy or signal names, after all writes of the program."""
-    buffer = ir.region_parts(_told(call)[0])[0]
+    buffer = ir.region_parts(_signal_of(call)[0])[0]
     return _signal_at(stage, call, tir.address_of(stage.local(buffer.data)), _scope(stage, buffer))
 
 
@@ -102,7 +102,7 @@ def _scope(stage: DeviceStage, flags: ir.Buffer) -> str:
 
 def _signal_at(stage: DeviceStage, call: ir.Call, flags: ir.PrimExpr, scope: str = "") -> ir.Stmt:
     """Update a flag that a copy or signal names; `flags` is the first one of its instance."""
-    region, value = _told(call)
+    region, value = _signal_of(call)
     buffer, index, extent, _ = flag_of(stage, region)
     site = stage.site(f"T.signal({buffer.name})", flag=buffer.name)
     if (number := ir.attribute(call, KEPT)) is not None:
@@ -134,8 +134,8 @@ def _signal_by_nvshmem(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     stage.call_nvshmem()
     stage.notes.append(f"T.signal of {ir.region_parts(signal.flag)[0].name} between {signal.level}s: {IMPL}")
     peer = stage.device_number(signal.level, stage.expr(signal.peer)) % stage.target.devices
-    told = tir.extern(f"tilescale::signal_pe<{update.kind}>", *update.flag, update.value, peer, *update.report)
-    return published(stage, tir.evaluate(told), drains=True)
+    put = tir.extern(f"tilescale::signal_pe<{update.kind}>", *update.flag, update.value, peer, *update.report)
+    return published(stage, tir.evaluate(put), drains=True)
 
 
 @lowers(ops.WAIT.name)

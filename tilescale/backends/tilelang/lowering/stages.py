@@ -32,7 +32,7 @@ from tilescale.backends.tilelang.lowering.role_graph import ring_loads, split
 from tilescale.backends.tilelang.lowering.role_graph.role_assignment import without_single_trips
 from tilescale.backends.tilelang.lowering.role_graph.stage import lower as in_roles
 from tilescale.backends.tilelang.lowering.statements import is_of_unit
-from tilescale.backends.tilelang.lowering.workspace_slots import in_turns, window
+from tilescale.backends.tilelang.lowering.workspace_slots import in_slots, window
 
 
 def lower(phase: Phase, rendezvous: CallBarriers | None) -> LoweredKernel:
@@ -53,7 +53,7 @@ def begun(phase: Phase) -> Phase:
 def devices(phase: Phase, rendezvous: CallBarriers | None) -> Phase:
     """A phase in which other devices appear only as memory."""
     stage = DeviceStage(phase)
-    body = in_turns(stage, stage.stmt(phase.stmt))
+    body = in_slots(stage, stage.stmt(phase.stmt))
     if rendezvous is not None:
         stage.where = phase.launch.where
         body = enclosed(stage, body, rendezvous)

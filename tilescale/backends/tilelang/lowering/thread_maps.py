@@ -215,12 +215,12 @@ def _map(
 ) -> ThreadMap | None:
     """A map, if the index of an element determines the iteration; `bound` are names with a value in each iteration."""
     sizes = {_axis(number): extent for number, extent in enumerate(extents)}
-    place = tuple(_told(index, sizes.keys(), bound, known) for index in indices)
-    told = {v for n in place if n is not None and _is_injective(n, sizes) for v in ir.variables(n)}
-    return ThreadMap(rule, place) if all(v in told or n == 1 for v, n in sizes.items()) else None
+    place = tuple(_fixed_index(index, sizes.keys(), bound, known) for index in indices)
+    determined = {v for n in place if n is not None and _is_injective(n, sizes) for v in ir.variables(n)}
+    return ThreadMap(rule, place) if all(v in determined or n == 1 for v, n in sizes.items()) else None
 
 
-def _told(index: Any, axes: Set[ir.Var], bound: set[ir.Var], known: PhaseBuffers) -> Any:
+def _fixed_index(index: Any, axes: Set[ir.Var], bound: set[ir.Var], known: PhaseBuffers) -> Any:
     """An index that depends on the iteration, and has the same value at each evaluation; None for others."""
     used = ir.variables(index)
     return ir.simplify(index, {}) if used & axes and not used & bound and known.is_fixed(index) else None

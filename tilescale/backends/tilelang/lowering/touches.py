@@ -102,7 +102,7 @@ class MemoryAccess:
         both = isinstance(self.thread, ThreadMap) and isinstance(later.thread, ThreadMap)
         return both and self.thread.agrees(later.thread)
 
-    def in_later_turn(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> MemoryAccess:
+    def in_later_iteration(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> MemoryAccess:
         """An access in an earlier iteration of a loop, as seen by a later one; `bound` are the names that the loop
         binds."""
         seen = replace(self._without(bound), key=(*self.key, loop))
@@ -118,8 +118,8 @@ class MemoryAccess:
         seen = replace(self._without(bound), key=key)
         if not isinstance(loop, ir.For):
             return seen
-        turn = ir.Var(loop.loop_var.name, str(loop.loop_var.dtype))
-        return seen._with(loop.loop_var, turn, turn, (loop.min, loop.extent))
+        iteration = ir.Var(loop.loop_var.name, str(loop.loop_var.dtype))
+        return seen._with(loop.loop_var, iteration, iteration, (loop.min, loop.extent))
 
     def _with(self, var: ir.Var, value: Any, runs: ir.Var, over: tuple[Any, Any]) -> MemoryAccess:
         """The access with a variable replaced by an expression of another one, which varies."""

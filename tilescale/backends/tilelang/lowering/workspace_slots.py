@@ -55,7 +55,7 @@ def _starts_in_order(phase: Phase) -> bool:
     return waits_across(grid, phase.launch, phase.program, phase.target.machine, sizes) is None
 
 
-def in_turns(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
+def in_slots(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
     """A lowered body whose programs use their slots one after another, if they share any."""
     own = {
         buffer.data
@@ -79,18 +79,18 @@ def in_turns(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
     return surrounded(body) if stage.is_shared and ir.contains(body, uses_place) else body
 
 
-def _turns(stage: DeviceStage) -> tuple[Any, Any, Any]:
+def _tickets(stage: DeviceStage) -> tuple[Any, Any, Any]:
     """Tickets of this device's slots as arguments of device functions: the first one, the program's, their number."""
-    turns = stage.workspace("turns", (stage.window,), "int32", symmetric=False)
-    return tir.address_of(turns), ir.Cast("int64", stage.place()), ir.IntImm("int64", stage.window)
+    tickets = stage.workspace("tickets", (stage.window,), "int32", symmetric=False)
+    return tir.address_of(tickets), ir.Cast("int64", stage.place()), ir.IntImm("int64", stage.window)
 
 
 def _take(stage: DeviceStage) -> ir.Stmt:
     """Wait until this program may use its slot."""
     site = stage.site("its slot in the workspace of collectives, after a program of a lower number")
-    turn = ir.Cast("int64", stage.program_number() // stage.window)
+    ticket = ir.Cast("int64", stage.program_number() // stage.window)
     wait = tir.extern(
-        "tilescale::wait<tilescale::EQ, int>", *_turns(stage), turn, stage.limit() * PATIENCE, stage.record(), site
+        "tilescale::wait<tilescale::EQ, int>", *_tickets(stage), ticket, stage.limit() * PATIENCE, stage.record(), site
     )
     return stage.after_wait(stage.one_thread(tir.evaluate(wait)))
 
@@ -99,7 +99,7 @@ def _pass(stage: DeviceStage) -> ir.Stmt:
     """Pass the slot on to the next program; the last one resets it for the next call."""
     number, following = stage.program_number(), ir.IntImm("int32", stage.window)
     is_last = number + following >= math.prod(stage.grid())
-    turn = ir.Cast("int64", ir.Select(is_last, ir.IntImm("int32", 0), number // stage.window + 1))
+    ticket = ir.Cast("int64", ir.Select(is_last, ir.IntImm("int32", 0), number // stage.window + 1))
     site = stage.site("passing on its slot in the workspace of collectives")
-    passed = tir.extern("tilescale::signal<1, int>", *_turns(stage), turn, stage.record(), site)
+    passed = tir.extern("tilescale::signal<1, int>", *_tickets(stage), ticket, stage.record(), site)
     return published(stage, tir.evaluate(passed))

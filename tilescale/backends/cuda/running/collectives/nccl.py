@@ -66,7 +66,7 @@ def all_to_all_v(context: ProgramContext, placed: PlacedCollective) -> BoundColl
     if not counts:
         context.reads_at = placed.where
 
-    def told(given: Operands) -> list[list[int]]:
+    def row_counts(given: Operands) -> list[list[int]]:
         if given.sent is None:
             return [[*counts[ranks.rank * ranks.size :][: ranks.size]], [*counts[ranks.rank :: ranks.size]]]
         arriving = torch.empty_like(given.sent)
@@ -78,7 +78,7 @@ def all_to_all_v(context: ProgramContext, placed: PlacedCollective) -> BoundColl
             return [partial(launch, source, target)]
 
         def launch(source: torch.Tensor, target: torch.Tensor) -> None:
-            sent, arriving = told(given)
+            sent, arriving = row_counts(given)
             _check_rows(placed, (len(source), len(target)), sent, arriving)
             given_rows, taken_rows = moved(source[: sum(sent)]), moved(target[: sum(arriving)])
             dist.all_to_all_single(taken_rows, given_rows, arriving, sent, group=team)

@@ -39,7 +39,7 @@ def all_to_all_v(context: ProgramContext, placed: PlacedCollective) -> BoundColl
 
     def bind(given: Operands) -> list[StreamWork]:
         def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
-            return [*rows.told(given.sent), rows.exchanged(source, target, given.received)]
+            return [*rows.gathered_counts(given.sent), rows.exchanged(source, target, given.received)]
 
         return dense.along(0, given.source, given.target, exchange)
 
@@ -64,7 +64,7 @@ class _UnequalAllToAll:
         self._shape = SlotShape(self._level, size, 1, LONG_SLOTS, blocks, largest_slot(max(1, size - 1)), SLOTS)
         self._site = placed.site(context)
 
-    def told(self, sent: torch.Tensor | None) -> list[StreamWork]:
+    def gathered_counts(self, sent: torch.Tensor | None) -> list[StreamWork]:
         """A launch that gathers the counts of all ranks, unless the program has them."""
         if sent is None:
             return []

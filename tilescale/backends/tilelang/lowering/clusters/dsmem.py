@@ -130,14 +130,14 @@ class ClusterStage(Stage):
             body = ir.BufferStore(near.buffer, _as_type(value, near.dtype), _at(near, loops))
         return tir.parallel(loops, extents, body)
 
-    def _move_words(self, near: TileRegion, far: TileRegion, peer: Any, way: str) -> ir.Stmt:
+    def _move_words(self, near: TileRegion, far: TileRegion, peer: Any, direction: str) -> ir.Stmt:
         elements = self._together([near, far])
         width = elements * ir.bits(near.dtype) // 8
 
         def body(*words: tuple[list[Any], Any]) -> ir.Stmt:
             moves = [(_address(near, loops), _address(far, loops), active) for loops, active in words]
             named = [argument for move in moves for argument in move]
-            return tir.evaluate(tir.extern(f"tilescale::cluster_{way}<{width}>", peer, *named))
+            return tir.evaluate(tir.extern(f"tilescale::cluster_{direction}<{width}>", peer, *named))
 
         return self._each(far, elements, body, at_once=AT_ONCE)
 
@@ -188,8 +188,8 @@ class ClusterStage(Stage):
         thread: Any = sum(var * (1, x, x * y)[axis] for var, axis in launch.thread_vars if launch.threads[axis] > 1)
         worker = thread + self.rank * launch.thread_count if split else thread
 
-        def group(turn: Any) -> tuple[list[Any], Any]:
-            number = rest = turn * workers + worker
+        def group(iteration: Any) -> tuple[list[Any], Any]:
+            number = rest = iteration * workers + worker
             indices: list[Any] = []
             for extent in reversed(grouped):
                 indices.insert(0, rest % extent)
@@ -198,11 +198,11 @@ class ClusterStage(Stage):
                 indices[-1] = indices[-1] * elements
             return indices if extents else [], number < count
 
-        turns = -(-count // workers)
-        together = max(n for n in range(1, at_once + 1) if turns % n == 0)
+        iterations = -(-count // workers)
+        together = max(n for n in range(1, at_once + 1) if iterations % n == 0)
         step = ir.Var("step", "int32")
         inner = body(*(group(step * together + n) for n in range(together)))
-        return ir.For(step, ir.IntImm("int32", 0), ir.IntImm("int32", turns // together), ir.ForKind.SERIAL, inner)
+        return ir.For(step, ir.IntImm("int32", 0), ir.IntImm("int32", iterations // together), ir.ForKind.SERIAL, inner)
 
 
 def without_repeats(stmts: list[ir.Stmt]) -> list[ir.Stmt]:

@@ -79,7 +79,7 @@ class TileRing:
         multicast = frozenset(self.rings[tile].data for tile in shared)
         producer = LOAD if self.roles else COMPUTE
         self.cluster.channels.append(Channel("tiles", tiles, self.stages, producer, shared=multicast))
-        return self._by_roles(rest) if self.roles else self._in_turn(rest)
+        return self._by_roles(rest) if self.roles else self._by_all_threads(rest)
 
     # -- other warps load --------------------------------------------------------------------------------------------
 
@@ -91,16 +91,16 @@ class TileRing:
         """
         begin, end, earlier = self._continued()
         step = ir.Var(self.loop.loop_var.name, "int32")
-        stage, turn = mbarriers.stage_of(earlier + step, self.stages)
-        used = [mbarriers.wait(self.full, stage, turn), *self._used(rest, step, stage), *self._release(stage)]
+        stage, phase = mbarriers.stage_of(earlier + step, self.stages)
+        used = [mbarriers.wait(self.full, stage, phase), *self._used(rest, step, stage), *self._release(stage)]
         free = [sync()] if self.done is None else []
         return [loading(self._loading()), *begin, self._loop(step, used), *end, *free]
 
     def _loading(self) -> ir.Stmt:
         begin, end, earlier = self._continued()
         step = ir.Var(self.loop.loop_var.name, "int32")
-        stage, turn = mbarriers.stage_of(earlier + step, self.stages)
-        body = [mbarriers.wait(self.empty, stage, 1 - turn), self._issue(step, stage, WARP)]
+        stage, phase = mbarriers.stage_of(earlier + step, self.stages)
+        body = [mbarriers.wait(self.empty, stage, 1 - phase), self._issue(step, stage, WARP)]
         return tir.sequence([*begin, self._loop(step, body), *end])
 
     def _release(self, stage: Any) -> list[ir.Stmt]:
@@ -114,7 +114,7 @@ class TileRing:
 
     # -- all threads do both -----------------------------------------------------------------------------------------
 
-    def _in_turn(self, rest: ir.Stmt) -> list[ir.Stmt]:
+    def _by_all_threads(self, rest: ir.Stmt) -> list[ir.Stmt]:
         """The first loads, and the loop, in which a stage is filled again when all have used it."""
         cluster, step = self.cluster, ir.Var(self.loop.loop_var.name, "int32")
         begin, end, earlier = self._continued()
@@ -125,12 +125,12 @@ class TileRing:
             self._if_any(ir.IntImm("int32", n), self._issue(n, (earlier + n) % self.stages, threads))
             for n in range(self.stages)
         ]
-        stage, turn = mbarriers.stage_of(earlier + step, self.stages)
+        stage, phase = mbarriers.stage_of(earlier + step, self.stages)
         used = self._used(rest, step, stage)
         following = step + self.stages
-        refill = [*self._until_empty(stage, turn), self._issue(following, stage, threads)]
+        refill = [*self._until_empty(stage, phase), self._issue(following, stage, threads)]
         after = [sync(), *self._notify_first(stage), self._if_any(following, tir.sequence(refill))]
-        return [*begin, *first, self._loop(step, [mbarriers.wait(self.full, stage, turn), *used, *after]), *end]
+        return [*begin, *first, self._loop(step, [mbarriers.wait(self.full, stage, phase), *used, *after]), *end]
 
     def _if_any(self, step: Any, stmt: ir.Stmt) -> ir.Stmt:
         """`stmt` if the loop has that iteration."""
@@ -144,10 +144,10 @@ class TileRing:
         arrive = tir.call(tl.ARRIVE_CLUSTER_BARRIER, ir.BufferLoad(self.empty, [stage]), 0)
         return [one_thread(self.cluster.launch, tir.evaluate(arrive))]
 
-    def _until_empty(self, stage: Any, turn: Any) -> list[ir.Stmt]:
+    def _until_empty(self, stage: Any, phase: Any) -> list[ir.Stmt]:
         if self.empty is None:
             return []
-        return [ir.IfThenElse(self.cluster.rank < 1, mbarriers.wait(self.empty, stage, turn), None)]
+        return [ir.IfThenElse(self.cluster.rank < 1, mbarriers.wait(self.empty, stage, phase), None)]
 
     # -- pieces of both ----------------------------------------------------------------------------------------------
 

@@ -107,9 +107,9 @@ def _copy(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     if stage.executing is not None:
         raise stage.unsupported(f"T.copy by {IMPL}, of units inside a program, has no CUDA lowering: the whole program")
     peer = stage.device_number(asked.level, stage.expr(asked.peer)) % stage.target.devices
-    told = None
+    update = None
     if asked.signal is not None:
-        told = SignalUpdate.of(stage, "T.copy(signal={})", asked.signal, asked.op, asked.value)
+        update = SignalUpdate.of(stage, "T.copy(signal={})", asked.signal, asked.op, asked.value)
     there = _symmetric(stage, asked.far)
     here, staging = _reachable(stage, stage.expr(asked.near), asked.near, there, asked.to_peer)
     stage.call_nvshmem()
@@ -119,7 +119,7 @@ def _copy(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     through = ", through a workspace" if staging else ""
     side = "dst" if asked.to_peer else "src"
     stage.notes.append(f"T.copy({', '.join(names)}, {side}=): {IMPL} ({why}{through})")
-    moves = _moves(here, there, asked.to_peer, peer, told)
+    moves = _moves(here, there, asked.to_peer, peer, update)
     return tir.sequence([*staging, *moves] if asked.to_peer else [*moves, *staging])
 
 
@@ -173,7 +173,7 @@ def _moves(
     there: StridedTile,
     to_peer: bool,
     pe: Any,
-    told: SignalUpdate | None,
+    update: SignalUpdate | None,
     put: str = "tilescale::put",
 ) -> list[ir.Stmt]:
     """Calls that move the tile by planes, in loops over its other axes."""
@@ -183,16 +183,16 @@ def _moves(
         here, there = here.at(mine, var), there.at(theirs, var)
     places = [tile.place(*axes) for tile, axes in zip((here, there), zip(rows, columns, strict=True), strict=True)]
     arguments = [*(places if to_peer else reversed(places)), _int64(rows[0].extent), _int64(columns[0].extent), pe]
-    if told is not None and not outer:
-        signal = (*arguments, *told.flag, told.value, *told.report)
-        return [tir.evaluate(tir.extern(f"tilescale::put_signal<{told.kind}>", *signal))]
+    if update is not None and not outer:
+        signal = (*arguments, *update.flag, update.value, *update.report)
+        return [tir.evaluate(tir.extern(f"tilescale::put_signal<{update.kind}>", *signal))]
     move = tir.evaluate(tir.extern(put if to_peer else "tilescale::get", *arguments))
     for var, (mine, _) in reversed(list(zip(loops, outer, strict=True))):
         move = ir.For(var, ir.IntImm("int32", 0), ir.IntImm("int32", mine.extent), ir.ForKind.SERIAL, move)
-    if told is None:
+    if update is None:
         return [move]
-    update = tir.extern(f"tilescale::put_flag<{told.kind}>", *told.flag, told.value, pe, *told.report)
-    return [move, tir.evaluate(update)]
+    signal = tir.extern(f"tilescale::put_flag<{update.kind}>", *update.flag, update.value, pe, *update.report)
+    return [move, tir.evaluate(signal)]
 
 
 def _joined(axes: list[tuple[TileAxis, TileAxis]]) -> list[tuple[TileAxis, TileAxis]]:

@@ -20,8 +20,8 @@ def _copy(clone: UnitClone, call: ir.Call) -> ir.Stmt:
     moved = _direct(clone, copy) if operand(clone, copy.far).in_memory else _through_slots(clone, copy)
     if copy.signal is None:
         return moved
-    told = trace.call(ops.SIGNAL, copy.signal, copy.value, op=copy.op)
-    return tir.sequence([moved, clone.stmt(tir.evaluate(told))])
+    update = trace.call(ops.SIGNAL, copy.signal, copy.value, op=copy.op)
+    return tir.sequence([moved, clone.stmt(tir.evaluate(update))])
 
 
 def _direct(clone: UnitClone, copy: Copy) -> ir.Stmt:

@@ -107,7 +107,7 @@ class UnitClone:
             level = Rank.of(stmt.value).level
             self.values[stmt.var], self.ranks[stmt.var] = self._rank(level), level
             return tir.sequence([])
-        if self.tells_apart(stmt.value):
+        if self.is_divergent(stmt.value):
             self.origins[stmt.var] = stmt.value
         value = self.expr(stmt.value)
         number = ir.constant(value) if ir.is_pure(value) else None
@@ -147,13 +147,13 @@ class UnitClone:
         return tir.at(ir.IfThenElse(condition, *arms), stmt)
 
     def _under(self, condition: ir.PrimExpr, body: ir.Stmt) -> ir.Stmt:
-        apart = self.tells_apart(condition)
+        apart = self.is_divergent(condition)
         self.apart += apart
         result = self.stmt(body)
         self.apart -= apart
         return result
 
-    def tells_apart(self, expr: ir.PrimExpr) -> bool:
+    def is_divergent(self, expr: ir.PrimExpr) -> bool:
         """Whether an expression may differ between siblings."""
         if not isinstance(expr, ir.PrimExpr):
             return False

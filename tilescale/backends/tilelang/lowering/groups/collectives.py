@@ -14,7 +14,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.tilelang.lowering.combine import fold, reduced
 from tilescale.backends.tilelang.lowering.groups.clones import KIND, UnitClone
-from tilescale.backends.tilelang.lowering.groups.results import COLUMNS, TURNS_ABOVE, has_halves
+from tilescale.backends.tilelang.lowering.groups.results import COLUMNS, SLOTS_BELOW, has_halves
 from tilescale.backends.tilelang.lowering.groups.slots import UnitSlots, copied, gather
 from tilescale.backends.tilelang.lowering.registry import lowers
 from tilescale.backends.tilelang.lowering.tile import TileRegion
@@ -61,8 +61,8 @@ def _allreduce(clone: UnitClone, call: ir.Call) -> ir.Stmt:
     if base is not None and has_halves(clone.stage, base) and tile.extents == list(map(ir.constant, base.shape)):
         return _in_halves(clone, tile, op, base.data in clone.stage.stored)
     slots = slots_for(clone, tile)
-    if slots.size > TURNS_ABOVE:
-        return _in_turns(clone, tile, op)
+    if slots.size > SLOTS_BELOW:
+        return _one_by_one(clone, tile, op)
     total = tile.store(lambda loops: reduced(slots.all(loops), op, tile.dtype, tile.dtype))
     return in_steps(clone, slots.put(tile.region("r")), None, total, None)
 
@@ -90,7 +90,7 @@ def _in_halves(clone: UnitClone, tile: TileRegion, op: str, enough: bool) -> ir.
     return in_steps(clone, *steps, None)
 
 
-def _in_turns(clone: UnitClone, tile: TileRegion, op: str) -> ir.Stmt:
+def _one_by_one(clone: UnitClone, tile: TileRegion, op: str) -> ir.Stmt:
     """One after another lays its tile down and the first unit adds it, whose result then goes round."""
     slots, rank = slots_for(clone, tile, one=True), clone.unit.number
 

@@ -106,7 +106,7 @@ class PipelinedLoop:
         return stages_of(self.stmt)
 
     @property
-    def turn(self) -> Any:
+    def iteration(self) -> Any:
         """Number of earlier executions, in terms of the enclosing loops; 0 without any."""
         number: Any = ir.int_node(0)
         for outer in loops_of(self.around):
@@ -285,7 +285,7 @@ class _LoopSearch:
         threads = ThreadNames(self.stage.launch)
         for bind in binds:
             threads.note(bind)
-        if any(threads.tell_apart(expr) for expr in asked):
+        if any(threads.is_divergent(expr) for expr in asked):
             raise Declined("the addresses of its loads depend on the thread")
         outer = loops_of(around)
         if any(ir.contains(loop, lambda node: ir.op_name(node) in tl.LEAVE_LOOP) for loop in outer):
@@ -296,7 +296,7 @@ class _LoopSearch:
         extents = [stmt.extent, *(loop.extent for loop in outer)]
         spelled = [*extents, *(bind.value for bind in used_binds(binds, extents))]
         if any(ir.variables(expr) & variables for expr in spelled):
-            raise Declined("its length changes from turn to turn of the loop around it")
+            raise Declined("its length changes from iteration to iteration of the loop around it")
         if outer and sum(map(is_pipelined, ir.statements(outer[0]))) > 1:
             raise Declined("the loop around it has several such loops")
 

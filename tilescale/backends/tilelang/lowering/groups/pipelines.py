@@ -110,12 +110,13 @@ class UnitPipelines:
         clone = UnitClone(self.stage, unit)
         step = clone.values[loop.stmt.loop_var] = ir.Var(loop.stmt.loop_var.name, str(loop.stmt.loop_var.dtype))
         begin, extent = (clone.expr(n) for n in (loop.stmt.min, loop.stmt.extent))
-        stage, turn = mbarriers.stage_of(_iterations(loop, clone.expr(loop.turn), extent, step - begin), loop.stages)
+        number = _iterations(loop, clone.expr(loop.iteration), extent, step - begin)
+        stage, phase = mbarriers.stage_of(number, loop.stages)
         full, empty = self._handed[loop.stmt]
         body = statements(loop.rest, unit, clone, self._kept(loop))
         parts = self._parts[loop.stmt]
         places = [stage * parts + part for part in range(parts)]
-        waits = [mbarriers.wait(full, at, turn) for at in places]
+        waits = [mbarriers.wait(full, at, phase) for at in places]
         arrivals = [mbarriers.arrive(empty, at) for at in places]
         overlaps = self.stage.target.machine.has(ASYNCHRONOUS_PRODUCTS)
         hand = TileHandoff(waits, arrivals, overlaps, first=bool(loop.gates))
@@ -171,9 +172,9 @@ class UnitPipelines:
     def _nest(self, loop: PipelinedLoop, fresh: dict[ir.Var, Any]) -> ir.Stmt:
         binds = _named([bind for bind in loop.binds if bind not in loop.inner and bind.var not in fresh], fresh)
         step = fresh[loop.stmt.loop_var] = _again(loop.stmt.loop_var)
-        begin, extent, turn = (ir.substitute(n, fresh) for n in (loop.stmt.min, loop.stmt.extent, loop.turn))
+        begin, extent, iteration = (ir.substitute(n, fresh) for n in (loop.stmt.min, loop.stmt.extent, loop.iteration))
         inner = _named(loop.inner, fresh)
-        stage, parity = mbarriers.stage_of(_iterations(loop, turn, extent, step - begin), loop.stages)
+        stage, parity = mbarriers.stage_of(_iterations(loop, iteration, extent, step - begin), loop.stages)
         issued: list[ir.Stmt] = []
         for part in range(self._parts[loop.stmt]):
             place = stage * self._parts[loop.stmt] + part
@@ -181,7 +182,7 @@ class UnitPipelines:
             issued += [empty, *self._issued(loop, place, part, fresh)]
         nest = ir.For(step, begin, extent, ir.ForKind.SERIAL, tir.sequence([*inner, *issued]))
         released = self._released.get(loop.stmt)
-        comes = [] if released is None else [acquired(mbarriers.wait(released, 0, turn % 2))]
+        comes = [] if released is None else [acquired(mbarriers.wait(released, 0, iteration % 2))]
         return tir.sequence([*binds, *comes, nest])
 
     def _issued(self, loop: PipelinedLoop, place: Any, part: int, fresh: dict[ir.Var, Any]) -> list[ir.Stmt]:
@@ -229,6 +230,6 @@ def _named(binds: Iterable[ir.Bind], fresh: dict[ir.Var, Any]) -> list[ir.Stmt]:
     return made
 
 
-def _iterations(loop: PipelinedLoop, turn: Any, extent: Any, now: Any) -> Any:
+def _iterations(loop: PipelinedLoop, iteration: Any, extent: Any, now: Any) -> Any:
     """Number of earlier iterations of a loop, including those in earlier iterations of the enclosing loops."""
-    return turn * extent + now if loops_of(loop.around) else now
+    return iteration * extent + now if loops_of(loop.around) else now

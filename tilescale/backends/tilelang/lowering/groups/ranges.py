@@ -77,7 +77,7 @@ class _Ranges:
     # -- conditions --------------------------------------------------------------------------------------------------
 
     def _split(self, condition: ir.PrimExpr, threads: Interval | None) -> tuple[Interval | None, Interval | None]:
-        if not self.names.tell_apart(condition):
+        if not self.names.is_divergent(condition):
             return threads, threads
         if isinstance(condition, ir.And):
             first, _ = self._split(condition.a, threads)

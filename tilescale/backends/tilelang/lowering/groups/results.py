@@ -19,7 +19,7 @@ from tilescale.backends.tilelang.lowering.groups.state import GroupStage
 from tilescale.program import ops
 from tilescale.program.operations import Collective
 
-TURNS_ABOVE = 32 * 1024
+SLOTS_BELOW = 32 * 1024
 """Bytes of all units' tiles above which an all-reduce does not use slots for all of them: two tiles of accumulators of
 usual size would take all of shared memory."""
 
@@ -46,7 +46,7 @@ def has_halves(stage: GroupStage, tile: ir.Buffer) -> bool:
     if held is None or held.axis is not None or held.count != 2:
         return False
     size = 2 * math.prod(shape) * ir.bits(str(tile.dtype)) // 8
-    return size > TURNS_ABOVE and shape[-1] % (2 * COLUMNS) == 0
+    return size > SLOTS_BELOW and shape[-1] % (2 * COLUMNS) == 0
 
 
 def _combined(stage: GroupStage, stmt: ir.Stmt) -> ir.Buffer | None:

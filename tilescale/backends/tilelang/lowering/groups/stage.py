@@ -73,7 +73,7 @@ class _ThreadGroups(GroupStage):
             return tir.sequence([])
         if isinstance(node, ir.Bind):
             self._names.note(node)
-        if isinstance(node, ir.IfThenElse) and self._names.tell_apart(node.condition):
+        if isinstance(node, ir.IfThenElse) and self._names.is_divergent(node.condition):
             return self._condition(node)
         if isinstance(node, ir.SeqStmt):
             return self._sequence(node.seq) if any(self._level(s) is not None for s in node.seq) else None

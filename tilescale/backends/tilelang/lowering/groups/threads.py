@@ -17,10 +17,10 @@ class ThreadNames:
 
     def note(self, bind: ir.Bind) -> None:
         """A name that is bound."""
-        if self.tell_apart(bind.value):
+        if self.is_divergent(bind.value):
             self._names.add(bind.var)
 
-    def tell_apart(self, expr: ir.PrimExpr) -> bool:
+    def is_divergent(self, expr: ir.PrimExpr) -> bool:
         """Whether an expression depends on the thread index."""
         if ir.variables(expr) & self._names:
             return True

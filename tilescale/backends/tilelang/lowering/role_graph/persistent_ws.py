@@ -28,7 +28,7 @@ from tilescale.backends.tilelang.lowering.statements import flat, is_fill, is_lo
 from tilescale.backends.tilelang.ptx import WARPGROUP, most_threads
 from tilescale.hda import Machine
 
-TURNS, STEPS = "turns", "steps"
+ITERATIONS, STEPS = "iterations", "steps"
 """Names of the outer and of the pipelined loop."""
 
 _KNOWN = (tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY, tl.FILL, tl.GEMM, *tl.ATOMICS_ON_TILES)
@@ -68,8 +68,8 @@ def scheduled(func: ir.PrimFunc, graph: RoleGraph, machine: Machine) -> ir.PrimF
         graph: the roles.
     """
     launch = _AroundLoop.of(role_schedule.statements(func))
-    turn = _AroundLoop.of(launch.loop.body) if launch is not None and not is_pipelined(launch.loop) else None
-    if launch is None or turn is None or not is_pipelined(turn.loop) or graph.roles[0].threads % WARPGROUP:
+    iteration = _AroundLoop.of(launch.loop.body) if launch is not None and not is_pipelined(launch.loop) else None
+    if launch is None or iteration is None or not is_pipelined(iteration.loop) or graph.roles[0].threads % WARPGROUP:
         return None
     if not all(map(_is_scalar, launch.before)):
         return None
@@ -79,7 +79,7 @@ def scheduled(func: ir.PrimFunc, graph: RoleGraph, machine: Machine) -> ir.PrimF
     room = machine.capacity(machine.layer_for("shared").name)
     if _bytes(func, graph.channels[0]) > room or ir.contains(role_schedule.statements(func), _may_need_more):
         return None
-    made = _with_roles(func, launch, turn, graph)
+    made = _with_roles(func, launch, iteration, graph)
     return made if role_schedule.can_be_made(made, generator(machine).target(machine)) else None
 
 
@@ -94,13 +94,13 @@ def _bytes(func: ir.PrimFunc, loaded: Channel) -> int:
     return sum(sizes) + _ALIGNMENT
 
 
-def _with_roles(func: ir.PrimFunc, launch: _AroundLoop, turn: _AroundLoop, graph: RoleGraph) -> ir.PrimFunc:
-    epilogue = [s for s in turn.after if is_in_epilogue_role(s)]
-    rest, exchange = _together([s for s in turn.after if s not in epilogue]), _together([s.body for s in epilogue])
+def _with_roles(func: ir.PrimFunc, launch: _AroundLoop, iteration: _AroundLoop, graph: RoleGraph) -> ir.PrimFunc:
+    epilogue = [s for s in iteration.after if is_in_epilogue_role(s)]
+    rest, exchange = _together([s for s in iteration.after if s not in epilogue]), _together([s.body for s in epilogue])
     roles = {role.name for role in graph.roles}
     names, (steps, *results) = _Names(), [c for c in graph.channels if c.consumer in roles]
-    body = names.given(flat(turn.loop.body), lambda s: "wait" if _waits(s) else "load" if is_load(s) else "step")
-    before = names.given(turn.before, lambda s: "" if _is_scalar(s) else "begin")
+    body = names.given(flat(iteration.loop.body), lambda s: "wait" if _waits(s) else "load" if is_load(s) else "step")
+    before = names.given(iteration.before, lambda s: "" if _is_scalar(s) else "begin")
     after = [*names.given(rest, lambda _: "rest"), *names.given(exchange, lambda _: "exchange")]
     end = names.given(_together(launch.after), lambda _: "end")
     inside: dict[str, list[Any]] = {COMPUTE: names["rest"]}
@@ -108,11 +108,11 @@ def _with_roles(func: ir.PrimFunc, launch: _AroundLoop, turn: _AroundLoop, graph
         inside = {COMPUTE: channel.filled(names["rest"]), channel.consumer: channel.taken(names["exchange"])}
     loops: dict[str, Duties] = {
         STEPS: {COMPUTE: steps.taken(names["step"]), LOAD: steps.filled([*names["wait"], *names["load"]])},
-        TURNS: {**inside, COMPUTE: [*names["begin"], STEPS, *inside[COMPUTE]], LOAD: [STEPS]},
+        ITERATIONS: {**inside, COMPUTE: [*names["begin"], STEPS, *inside[COMPUTE]], LOAD: [STEPS]},
     }
-    whole: Duties = {**{role.name: [TURNS] for role in graph.roles}, COMPUTE: [TURNS, *names["end"]]}
-    inner = role_schedule.named(tir.relooped(turn.loop, body=tir.sequence(body)), STEPS)
-    outer = role_schedule.named(tir.relooped(launch.loop, body=tir.sequence([*before, inner, *after])), TURNS)
+    whole: Duties = {**{role.name: [ITERATIONS] for role in graph.roles}, COMPUTE: [ITERATIONS, *names["end"]]}
+    inner = role_schedule.named(tir.relooped(iteration.loop, body=tir.sequence(body)), STEPS)
+    outer = role_schedule.named(tir.relooped(launch.loop, body=tir.sequence([*before, inner, *after])), ITERATIONS)
     return role_schedule.scheduled(
         func, tir.sequence([*launch.before, outer, *end]), graph.roles, [steps, *results], whole, loops
     )
