@@ -30,9 +30,9 @@ from tilescale.tuning import programs  # noqa: E402
 Row = dict[str, Any]
 
 OPERATORS: dict[str, Callable[[Machine, int, tuple[int, int, int]], Any]] = {
-    "ag_gemm": programs.gather_and_product,
-    "gemm_rs": programs.product_and_scatter,
-    "gemm_ar": programs.product_and_sum,
+    "ag_gemm": programs.gather_and_gemm,
+    "gemm_rs": programs.gemm_and_scatter,
+    "gemm_ar": programs.gemm_and_sum,
 }
 """Return the sequential program of an operator, which the compiler overlaps."""
 
@@ -57,8 +57,8 @@ def predictions(folder: Path, machine: Machine) -> Iterator[tuple[Row, Callable[
             made = programs.collective(machine, row["gpus"], row["work"], row["shape"][0], None)
             yield row, lambda made=made: simulated(made, machine)
     for row in rows(folder / "operators.json"):
-        is_product = row["work"] in OPERATORS and row["dtype"] == "bfloat16" and row["shape"][0] >= FEWEST_ROWS
-        if row["contender"] == "tilescale" and is_product:
+        is_gemm = row["work"] in OPERATORS and row["dtype"] == "bfloat16" and row["shape"][0] >= FEWEST_ROWS
+        if row["contender"] == "tilescale" and is_gemm:
             yield row, lambda row=row: _operator(row, machine)
 
 

@@ -33,8 +33,8 @@ CLOSE = 1.1
 Program = Callable[[Machine, int, tuple[int, int, int]], Any]
 
 WORKS: dict[str, tuple[Program, str, tuple[int, int]]] = {
-    "all-gather, then GEMM": (programs.gather_and_product, "all_gather", (WIDE // DEVICES, INNER)),
-    "GEMM, then reduce-scatter": (programs.product_and_scatter, "reduce_scatter", (INNER, WIDE // DEVICES)),
+    "all-gather, then GEMM": (programs.gather_and_gemm, "all_gather", (WIDE // DEVICES, INNER)),
+    "GEMM, then reduce-scatter": (programs.gemm_and_scatter, "reduce_scatter", (INNER, WIDE // DEVICES)),
 }
 """Name of a work -> its program, the collective, and N and K of a device's GEMM."""
 

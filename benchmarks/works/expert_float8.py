@@ -24,8 +24,8 @@ from tilescale import ops
 from tilescale.ops import grouped_float8
 from tilescale.ops.few_rows_gemm import ROWS
 from tilescale.ops.float8_wire import GROUP, WIRE
+from tilescale.ops.gemm_tiles import at_once
 from tilescale.ops.kernels import local_kernel
-from tilescale.ops.products import at_once
 from tilescale.tuning.race import Contender, Heat, Runner
 
 FEATURES, INNER, LOCAL, CHOICES = 7168, 2048, 32, 8

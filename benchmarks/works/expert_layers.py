@@ -22,11 +22,11 @@ from trials import Case, checked
 import tilescale
 from tilescale import ops
 from tilescale.ops import grouped_gemm
+from tilescale.ops.gemm_tiles import at_once
 from tilescale.ops.group import team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.moe_tables import ALIGN
-from tilescale.ops.products import at_once
 from tilescale.tuning.race import Contender, Heat, Runner
 
 FEATURES, INNER, EXPERTS, CHOICES = 2048, 768, 64, 8

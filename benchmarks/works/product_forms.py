@@ -16,8 +16,8 @@ from trials import Case, checked, ours
 
 import tilescale.language as T
 from tilescale.ops import gemm_rs
+from tilescale.ops.gemm_tiles import TILINGS, GemmSpec, GemmTiling, at_once, concurrent_stores, multiply, rescale
 from tilescale.ops.persistent import iterations_of
-from tilescale.ops.products import TILINGS, GemmSpec, GemmTiling, at_once, concurrent_stores, multiply, rescale
 from tilescale.passes.overlap.raster import grouped
 from tilescale.tuning.race import Contender, Heat, Runner
 

@@ -13,7 +13,7 @@ from tilelang_core.inlined_names import with_inlined_names
 from tilelang_core.ir import contains, same, walk
 from tilelang_core.rewrite import sequence
 from tilescale.ops import gemm_rs
-from tilescale.ops.products import GemmSpec, GemmTiling
+from tilescale.ops.gemm_tiles import GemmSpec, GemmTiling
 
 BEGIN, ROW, COLUMN = (tirx.Var(name, "int32") for name in "mij")
 OUT, READ = (tirx.decl_buffer((4096,), "int32", name) for name in ("out", "read"))

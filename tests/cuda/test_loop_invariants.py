@@ -17,7 +17,7 @@ from tilelang_core.ir import contains
 from tilelang_core.loop_invariants import with_hoisted_invariants
 from tilelang_core.rewrite import renamed
 from tilescale.ops import ag_gemm_programs
-from tilescale.ops.products import GemmSpec, GemmTiling
+from tilescale.ops.gemm_tiles import GemmSpec, GemmTiling
 
 OF = GemmSpec(512, 512, "bfloat16", GemmTiling(64, 64, 1.0, stages=2), True, False)
 

@@ -25,7 +25,7 @@ from tilescale.backends.cuda.running import execute, queued, queued_exchange
 from tilescale.comm import Team
 from tilescale.hda import Machine
 from tilescale.ops import ag_gemm_programs, row_counts, whole_tensors
-from tilescale.ops.products import GemmSpec, at_once, concurrent_stores, tiling
+from tilescale.ops.gemm_tiles import GemmSpec, at_once, concurrent_stores, tiling
 from tilescale.passes import mod_analysis
 from tilescale.passes.mod_analysis import written_by_peers, written_parameters
 from tilescale.program.builder import ProgramBuilder, call_name

@@ -18,7 +18,7 @@ from tilelang_core.rewrite import sequence
 from tilescale.backends.cuda.target import target_for
 from tilescale.hda import Machine
 from tilescale.ops import ag_gemm_programs, gemm_rs
-from tilescale.ops.products import GemmSpec, GemmTiling
+from tilescale.ops.gemm_tiles import GemmSpec, GemmTiling
 
 TURN, ROWS, THREAD = (tirx.Var(name, "int32") for name in ("turn", "rows", "thread"))
 OUT, READ = (tirx.decl_buffer((4096,), "int32", name) for name in ("out", "read"))

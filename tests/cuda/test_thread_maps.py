@@ -9,7 +9,7 @@ import pytest
 import tilescale.language as T
 from tests.cuda.support import example_programs, lowered, source
 from tilescale.hda.current import use_machine
-from tilescale.ops.products import TILINGS, GemmSpec
+from tilescale.ops.gemm_tiles import TILINGS, GemmSpec
 
 N, M = 256, 64
 FEW = (N,), N

@@ -127,7 +127,7 @@ def check_collectives(launches: int, size: int, root: int) -> None:
 # -- the cluster as one unit -------------------------------------------------------------------------------------------
 
 
-def check_product(launches: int, **options: Any) -> None:
+def check_gemm(launches: int, **options: Any) -> None:
     """Against float64."""
     func = programs.product(**options)
     kernel, (a_shape, b_shape, c_shape) = tilescale.compile(func), shapes(func)
@@ -217,7 +217,7 @@ def all_checks(on_gpu: bool) -> dict[str, Check]:
     checks["cluster of 2 x 2"] = check_grid
     small = {} if on_gpu else {"tile": (128, 64, 32), "grid": (2, 1), "threads": 128}
     for name, options in products(on_gpu).items():
-        checks[f"product: {name}"] = functools.partial(check_product, **{**small, **options})
+        checks[f"product: {name}"] = functools.partial(check_gemm, **{**small, **options})
     checks["product with an epilogue"] = check_epilogue
     checks["products in turn"] = functools.partial(check_persistent, size=2)
     return checks

@@ -21,7 +21,7 @@ import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
 from tests.gpu import named_checks  # noqa: E402
 from tests.overlap.support import H200  # noqa: E402
-from tilescale.tuning.programs import gather_and_product  # noqa: E402
+from tilescale.tuning.programs import gather_and_gemm  # noqa: E402
 
 LIMIT_S = 220.0
 ROWS, COLUMNS = 96, 64
@@ -137,7 +137,7 @@ def streams() -> None:
 def in_a_row() -> None:
     """A gather overlapped with a GEMM, whose tiles wait for rows: batches of calls without a check in between."""
     world, (rows, columns, inner) = tilescale.init(), PRODUCT
-    kernel = tilescale.compile(gather_and_product(H200, world.size, PRODUCT))
+    kernel = tilescale.compile(gather_and_gemm(H200, world.size, PRODUCT))
     shapes = (rows // world.size, inner), (inner, columns), (rows, inner), (rows, columns)
     a, b, gathered, c = (tilescale.empty(shape, dtype=torch.bfloat16) for shape in shapes)
     for _ in range(BATCHES):

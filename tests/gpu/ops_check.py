@@ -19,7 +19,7 @@ from tests.gpu.ops_support import LATE_CYCLES, compare, main, poison, random, ru
 from tests.gpu.ranks import DEVICE, RANK, SIZE, as_first, everyones, total  # noqa: E402
 from tilescale import ops  # noqa: E402
 from tilescale.ops import ag_gemm  # noqa: E402
-from tilescale.ops.few_rows import few_rows_products  # noqa: E402
+from tilescale.ops.few_rows import few_rows_gemms  # noqa: E402
 
 SHAPES = [
     (1, 64, 64, True),
@@ -189,7 +189,7 @@ def check_few_rows(_: slice) -> None:
             for result, want in zip(results, wanted, strict=True):
                 compare(title, result, want)
 
-        runs(title, lambda a=a, weights=weights: few_rows_products(a, weights), check)
+        runs(title, lambda a=a, weights=weights: few_rows_gemms(a, weights), check)
 
 
 def check_columns(only: slice) -> None:

@@ -22,7 +22,7 @@ from tests.gpu.ranks import DEVICE, RANK, SIZE, barrier, everyones, total  # noq
 from tilescale import from_tensor, ops  # noqa: E402
 from tilescale.backends.cuda.running import repeated  # noqa: E402
 from tilescale.backends.cuda.running.graphs import LaunchGraph  # noqa: E402
-from tilescale.ops.layer_products import column_parallel, row_parallel  # noqa: E402
+from tilescale.ops.layer_gemms import column_parallel, row_parallel  # noqa: E402
 from tilescale.settings import settings  # noqa: E402
 
 WARM, CALLS = 10, 6

@@ -25,7 +25,7 @@ from tests.overlap.support import H200, overlapped  # noqa: E402
 from tests.overlap.test_reductions import scale_then_scatter_columns  # noqa: E402
 from tests.overlap.test_shifts import around, ring_product  # noqa: E402
 from tilescale.tuning.database import Database  # noqa: E402
-from tilescale.tuning.programs import gather_and_product, product_and_scatter, product_and_sum  # noqa: E402
+from tilescale.tuning.programs import gather_and_gemm, gemm_and_scatter, gemm_and_sum  # noqa: E402
 
 ROUNDS, CALLS, CHECKED = 7, 6, 20
 
@@ -101,10 +101,10 @@ def columns() -> None:
 
 def default() -> None:
     for make, (m, n, k) in (
-        (gather_and_product, (4096, 3584, 8192)),
-        (product_and_scatter, (4096, 8192, 3584)),
-        (product_and_scatter, (1024, 8192, 3584)),
-        (product_and_sum, (2048, 8192, 3584)),
+        (gather_and_gemm, (4096, 3584, 8192)),
+        (gemm_and_scatter, (4096, 8192, 3584)),
+        (gemm_and_scatter, (1024, 8192, 3584)),
+        (gemm_and_sum, (2048, 8192, 3584)),
     ):
         program = make(H200, WORLD.size, (m, n, k))
         both = [tilescale.compile(program, schedule=schedule) for schedule in ("sequential", "overlap")]
@@ -157,7 +157,7 @@ def by_offsets(experts: Any) -> None:
 
 def measured() -> None:
     n, (rows, cols, inner) = WORLD.size, (4096, 3584, 8192)
-    kernel = tilescale.compile(gather_and_product(H200, n, (rows, cols, inner)), schedule=tilescale.measured)
+    kernel = tilescale.compile(gather_and_gemm(H200, n, (rows, cols, inner)), schedule=tilescale.measured)
     say(kernel.moves)
     for _, found in Database.of_user().all() if WORLD.rank == 0 else ():
         for trial in found["trials"]:

@@ -13,7 +13,7 @@ import torch
 import tilescale
 from tests.halves import half_at_night
 from tilelang_core import ir
-from tilescale.ops.products import CHUNK, GemmSpec, GemmTiling
+from tilescale.ops.gemm_tiles import CHUNK, GemmSpec, GemmTiling
 from tilescale.passes.overlap.raster import grouped
 
 TILES = GemmTiling(64, 64, 1.0, stages=3, group=2)

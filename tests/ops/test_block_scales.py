@@ -16,7 +16,7 @@ from tests.cuda.support import ptxas, source
 from tilescale import ops
 from tilescale.errors import ArgumentError
 from tilescale.ops.block_gemm import block_tiling, scales_of_columns, scales_of_shards
-from tilescale.ops.products import CHUNK, GemmSpec
+from tilescale.ops.gemm_tiles import CHUNK, GemmSpec
 
 F8, E5 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -114,7 +114,7 @@ def test_operators_take_block_scales(m: int, n: int, k: int):
 
 def test_a_gemm_that_is_not_overlapped():
     a, b, bias = Blocks(5, 200, 1, E5), Blocks(48, 200, 128), torch.randn(48).bfloat16()
-    got = module("block_gemm").block_product(a.numbers, b.numbers.t(), bias, a.scales, b.scales)
+    got = module("block_gemm").scaled_gemm(a.numbers, b.numbers.t(), bias, a.scales, b.scales)
     near(got, a.whole @ b.whole.t() + bias.double())
 
 

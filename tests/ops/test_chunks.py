@@ -45,7 +45,7 @@ def test_a_gather_and_a_product(gated: bool, team: Any):
     a, bias = torch.randn(ROWS, K), torch.randn(2 * N)
     weights = [torch.randn(K, N), torch.randn(K, N)]
     ending = partial(import_module("tilescale.ops.ag_gemm")._ended, "silu", gated)
-    *results, whole = unfused.gathered_products(a, weights, bias.chunk(2), None, True, team, ending)
+    *results, whole = unfused.gathered_gemms(a, weights, bias.chunk(2), None, True, team, ending)
     each = [a @ w + b for w, b in zip(weights, bias.chunk(2), strict=True)]
     silu = torch.nn.functional.silu
     wanted = [silu(each[0]) * each[1]] if gated else list(map(silu, each))
@@ -59,8 +59,8 @@ def test_a_product_and_a_sum(biased: bool, team: Any):
     a, b = torch.randn(K, RANKS * ROWS).t(), torch.randn(K, N)
     bias = torch.randn(N) if biased else None
     want = RANKS * (a @ b + (0 if bias is None else bias))
-    torch.testing.assert_close(unfused.summed_product(a, b, bias, None, team, scatters=True), want[:ROWS])
-    torch.testing.assert_close(unfused.summed_product(a, b, bias, None, team), want)
+    torch.testing.assert_close(unfused.summed_gemm(a, b, bias, None, team, scatters=True), want[:ROWS])
+    torch.testing.assert_close(unfused.summed_gemm(a, b, bias, None, team), want)
 
 
 class Stream:

@@ -15,7 +15,7 @@ from tilescale import backends
 from tilescale.hda import Machine
 from tilescale.ops import ag_columns_gemm, ag_gemm_programs, gemm_ag, gemm_ar, gemm_rs, whole_tensors
 from tilescale.ops.block_gemm import block_tiling
-from tilescale.ops.products import TILINGS, GemmSpec
+from tilescale.ops.gemm_tiles import TILINGS, GemmSpec
 from tilescale.passes.mod_analysis import written_parameters
 from tilescale.program.builder import ProgramBuilder
 from tilescale.runtime import ahead

@@ -21,8 +21,7 @@ from tilescale.hda.current import use_machine
 from tilescale.ops.block_gemm import block_tiling
 from tilescale.ops.expert_programs import LayerForm
 from tilescale.ops.few_rows import few_rows_tiling, is_able
-from tilescale.ops.key_cache import CacheLayout
-from tilescale.ops.products import (
+from tilescale.ops.gemm_tiles import (
     BARRIERS,
     CHUNK,
     DEPTH,
@@ -36,6 +35,7 @@ from tilescale.ops.products import (
     summed_tiling,
     tiling,
 )
+from tilescale.ops.key_cache import CacheLayout
 from tilescale.program.effects import phases
 from tilescale.program.waiting import waits_across
 
@@ -224,7 +224,7 @@ def test_tiles_fit_the_product(rows: int, n: int):
     for transposed in (True, False):
         found = tiling(rows, 2, n, transposed)
         assert found.n % (STORED if transposed else DEPTH) == 0
-        gated = tiling(rows, 2, n, transposed, products=2)
+        gated = tiling(rows, 2, n, transposed, gemms=2)
         assert gated.n % DEPTH == 0 or (transposed and n % gated.n == 0), "two narrow products are slow"
     assert tiling(64, 1, 64, True).m == 64, "more blocks, not larger ones, where there are few tiles"
 

@@ -12,7 +12,7 @@ import torch
 import tilescale
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
-from tilescale.ops.products import CHUNK, TILINGS, GemmSpec, GemmTiling
+from tilescale.ops.gemm_tiles import CHUNK, TILINGS, GemmSpec, GemmTiling
 
 SMALL = TILINGS[-1]
 
@@ -337,7 +337,7 @@ def test_few_rows_of_several_weights(rows: int, parts: int, widths: tuple[int, .
 
 
 def test_few_rows_decline_what_their_kernel_does_not_make():
-    made, few = random(384, 64), module("few_rows").few_rows_products
+    made, few = random(384, 64), module("few_rows").few_rows_gemms
     side_by_side = list(made.split([256, 128]))
     with use_machine(Machine.load("h200-sxm-8")):
         x = random(3, 64)

@@ -17,7 +17,7 @@ from tilescale.comm import Team
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
 from tilescale.ops import kernels, whole_tensors
-from tilescale.ops.products import ROWS
+from tilescale.ops.gemm_tiles import ROWS
 from tilescale.runtime import ahead
 from tilescale.runtime.kernel import Kernel
 
@@ -26,8 +26,8 @@ DRAWN, MOST_KERNELS = 200, 16
 
 TEAM = Team(ranks=(0, 1), rank=0)
 OPERATORS = {
-    "ag_gemm": lambda op, a, b, scales: op._products(a, [b, b], None, scales, False, TEAM, "", False, []),
-    "gated": lambda op, a, b, scales: op._products(a, [b, b], None, scales, False, TEAM, "silu", True, []),
+    "ag_gemm": lambda op, a, b, scales: op._gemms(a, [b, b], None, scales, False, TEAM, "", False, []),
+    "gated": lambda op, a, b, scales: op._gemms(a, [b, b], None, scales, False, TEAM, "silu", True, []),
     "gemm_rs": lambda op, a, b, scales: op._scattered(a, b, None, scales, TEAM, None),
     "gemm_ar": lambda op, a, b, scales: op._summed(a, b, None, scales, TEAM, None),
 }

@@ -15,7 +15,7 @@ import torch
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
 from tilescale.ops import gemm_rs, strategy
-from tilescale.ops.products import (
+from tilescale.ops.gemm_tiles import (
     SUM_CHUNKS,
     GemmSpec,
     at_once,

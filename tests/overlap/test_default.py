@@ -24,7 +24,7 @@ LARGE = (16384, 2048, 2048)
 
 
 def test_it_overlaps_where_that_pays():
-    program = programs.gather_and_product(H200, 2, LARGE)
+    program = programs.gather_and_gemm(H200, 2, LARGE)
     kernel, in_order = (tilescale.compile(program, machine=H200, **given) for given in ({}, {"schedule": "sequential"}))
     assert kernel.moves.moves[0].overlapped and in_order.moves is None and in_order.ir is program
     assert "overlapped, " in kernel.schedule and "collectives" not in in_order.schedule
@@ -45,7 +45,7 @@ def test_what_saves_next_to_nothing_does_not_pay():
 
 @pytest.mark.parametrize(("field", "value"), [("carrier", "tiles"), ("carrier", "queue"), ("adds", "grid")])
 def test_what_only_reductions_have_is_refused_elsewhere(field: str, value: str):
-    program = programs.gather_and_product(H200, 2, LARGE)
+    program = programs.gather_and_gemm(H200, 2, LARGE)
     schedule = tilescale.compile(program, machine=H200).moves
     setattr(schedule.moves[0], field, value)
     with pytest.raises(UsageError, match=f"all_gather A -> G: {field}='{value}' is for reductions") as caught:

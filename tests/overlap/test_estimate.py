@@ -190,7 +190,7 @@ def test_queues_and_programs_that_send_take_the_simulated_time(number: int, devi
 
 
 def test_what_a_queue_makes_slower_stays_in_order():
-    func = programs.gather_and_product(H200, 2, (4096, 2048, 2048))
+    func = programs.gather_and_gemm(H200, 2, (4096, 2048, 2048))
     (move,) = overlap(func, H200)[1].moves
     changed, _ = overlapped(func)
     in_order, beside = (tilescale.emulate(f, data=False, machine=H200).time_us for f in (func, changed))

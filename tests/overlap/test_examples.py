@@ -57,7 +57,7 @@ def test_examples_in_phases_reach_what_was_overlapped_by_hand(
 @pytest.mark.nightly
 def test_a_product_with_large_tiles_and_a_gather_reaches_it_too():
     m, n, k = LARGE
-    mine = compiled(programs.gather_and_product(H200, 2, LARGE))
+    mine = compiled(programs.gather_and_gemm(H200, 2, LARGE))
     assert mine * 0.97 <= by_hand(22, 2, (m, 2 * n, k), 512, **AS_THERE)
 
 
@@ -65,7 +65,7 @@ def test_a_product_with_large_tiles_and_a_gather_reaches_it_too():
 def test_a_product_with_large_tiles_and_a_scatter_has_a_grid_behind():
     """By hand a tile adds up in the registers of its GEMM, where the compiler's additional sums do not fit."""
     m, n, k = LARGE
-    mine = compiled(programs.product_and_scatter(H200, 2, LARGE))
+    mine = compiled(programs.gemm_and_scatter(H200, 2, LARGE))
     assert mine * 0.9 <= by_hand(23, 2, (m, n, 2 * k), 256, **AS_THERE)
 
 

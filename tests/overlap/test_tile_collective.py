@@ -16,7 +16,7 @@ from tilelang_core import rewrite as tir
 from tilescale.errors import UsageError
 from tilescale.hda.current import use_machine
 from tilescale.ops.gemm_ar import sequential
-from tilescale.ops.products import GemmSpec, GemmTiling
+from tilescale.ops.gemm_tiles import GemmSpec, GemmTiling
 from tilescale.passes.overlap.schedule import COLLECTIVE, Move, Schedule
 from tilescale.program.ops import ALLREDUCE
 

@@ -63,13 +63,13 @@ def test_operators_in_phases_are_right(units: int):
     a, b = [random(M, K) for _ in range(units)], [random(K, N) for _ in range(units)]
     total = sum(x.float() @ y.float() for x, y in zip(a, b, strict=True))
     rows = [torch.zeros(M // units, N).bfloat16() for _ in range(units)]
-    run(programs.product_and_scatter(H200, units, (M, N, K)), a, b, rows)
+    run(programs.gemm_and_scatter(H200, units, (M, N, K)), a, b, rows)
     torch.testing.assert_close(torch.cat(rows).float(), total, rtol=0.05, atol=0.1)
     sums = [torch.zeros(M, N).bfloat16() for _ in range(units)]
-    run(programs.product_and_sum(H200, units, (M, N, K)), a, b, sums)
+    run(programs.gemm_and_sum(H200, units, (M, N, K)), a, b, sums)
     torch.testing.assert_close(sums[-1].float(), total, rtol=0.05, atol=0.1)
     shards, whole = list(a[0].chunk(units)), [torch.zeros(M, K).bfloat16() for _ in range(units)]
-    run(programs.gather_and_product(H200, units, (M, N, K)), shards, b, whole, sums)
+    run(programs.gather_and_gemm(H200, units, (M, N, K)), shards, b, whole, sums)
     torch.testing.assert_close(sums[1].float(), a[0].float() @ b[1].float(), rtol=1e-2, atol=1e-2)
 
 

@@ -15,15 +15,15 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import strategy
-from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product
+from tilescale.ops.arguments import MULTIPLE, as_autocast, check_gemm
 from tilescale.ops.gemm_operators import kernel_arguments
+from tilescale.ops.gemm_tiles import CHUNK, CHUNKS, DEPTH, ROWS, GemmSpec, add_bias, on_chip_tiles, tiling
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, GemmSpec, add_bias, on_chip_tiles, tiling
 from tilescale.ops.row_counts import prepare
-from tilescale.ops.unfused import product
+from tilescale.ops.unfused import gemm
 from tilescale.ops.workspace import workspace_of
 from tilescale.passes.overlap.schedule import QUEUE, Move
 from tilescale.program.builder import Declaration
@@ -54,7 +54,7 @@ def all_gather_columns_matmul(
     """
     a, b, bias = as_autocast(a, b, bias)
     name = group_name(group)
-    check_product(a, b, bias, parts=size_of(name))
+    check_gemm(a, b, bias, parts=size_of(name))
     if a.shape[0] > ROWS:
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"supported: up to {ROWS}")
     if not a.shape[1]:
@@ -70,7 +70,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     if is_whole and is_dry():
         prepare(job, (), _kernel, team, *kernel_arguments(a, b, bias, None, 1)[0])
     if not is_whole or not M or not strategy.overlaps(job, team):
-        return product(operator_of("all_gather")(a, 1, group), b, bias, None)
+        return gemm(operator_of("all_gather")(a, 1, group), b, bias, None)
     (gathered,), result = workspace_of(team).symmetric(a.dtype, (team.size, M, K)), a.new_empty(M, N)
     how, (left, right, added, *_) = kernel_arguments(a, b, bias, None, 1)
     _kernel(team, M, *how)(left, right, added, result, gathered)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-gather and product: gather(a) @ b, the rows of a lying over the ranks.
+"""All-gather and GEMM: gather(a) @ b, the rows of a lying over the ranks.
 
 The program is sequential. By its schedule the copy queue sends this rank's rows to all ranks, chunk by chunk, while the
 grid multiplies them in place; rows of other ranks arrive in a workspace and are multiplied as they arrive. Local rows
@@ -23,9 +23,9 @@ from tilescale.ops.arguments import (
     BLOCK,
     as_autocast,
     check_flags,
+    check_gemm,
     check_like,
     check_out,
-    check_product,
     check_strided,
     dense,
     has_blocks,
@@ -38,13 +38,7 @@ from tilescale.ops.block_gemm import block_tiling, scales_of_columns, scales_of_
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, multiple_of, of_gradients, rounded, spelled
 from tilescale.ops.gemm_operators import check_has_backward, pair_of
-from tilescale.ops.group import collective, group_name, size_of, team_of
-from tilescale.ops.kernels import Choice, ChosenKernels
-from tilescale.ops.layout import adjacent, delivered, dtype_of, room_for
-from tilescale.ops.operator import operator, operator_of
-from tilescale.ops.padding import padded, trimmed
-from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import (
+from tilescale.ops.gemm_tiles import (
     GATHER_CHUNKS,
     ROWS,
     GemmSpec,
@@ -54,8 +48,14 @@ from tilescale.ops.products import (
     slices,
     tiling,
 )
+from tilescale.ops.group import collective, group_name, size_of, team_of
+from tilescale.ops.kernels import Choice, ChosenKernels
+from tilescale.ops.layout import adjacent, delivered, dtype_of, room_for
+from tilescale.ops.operator import operator, operator_of
+from tilescale.ops.padding import padded, trimmed
+from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.row_counts import prepare
-from tilescale.ops.unfused import Scales, gathered_products
+from tilescale.ops.unfused import Scales, gathered_gemms
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.ahead import is_dry
 
@@ -124,7 +124,7 @@ def all_gather_matmul(
         raise ArgumentError(f"b is {len(weights)} matrices, bias {len(biases)}", hint="one bias, or None, for each")
     for i, (weight, added) in enumerate(zip(weights, biases, strict=True)):
         name = f"b[{i}]" if isinstance(b, Sequence) else "b"
-        check_product(a, weight, added, name, scaled=scales is not None, rounds=float8 is not None)
+        check_gemm(a, weight, added, name, scaled=scales is not None, rounds=float8 is not None)
         check_like(f"b[{i}]", weight, "b[0]", weights[0])
     if a.shape[0] > ROWS:
         raise ArgumentError(f"a has {a.shape[0]} rows on each rank", hint=f"supported: up to {ROWS}")
@@ -208,7 +208,7 @@ def _made(
     left, rights, added, scales = padded(a, weights, bias, scales, multiple_of(float8))
     if float8:
         left, rights, scales = rounded(left, rights, float8)
-    results = _products(left, rights, added, scales, keeps and not float8, team, activation, gated, places)
+    results = _gemms(left, rights, added, scales, keeps and not float8, team, activation, gated, places)
     if keeps and float8:
         results.append(whole_tensors.gathered(dense(a), team))
     widths = [*(weight.shape[1] for weight in weights[: 1 if gated else None]), a.shape[1]]
@@ -216,7 +216,7 @@ def _made(
     return [delivered(trimmed(x, columns), place) for x, columns, place in trim]
 
 
-def _products(
+def _gemms(
     a: torch.Tensor,
     weights: list[torch.Tensor],
     bias: torch.Tensor | None,
@@ -235,7 +235,7 @@ def _products(
         _prepare(job, a, weights, bias is not None, team, activation, gated, has_blocks(scales))
     if a.nbytes and not strategy.overlaps(job, team):
         biases = [None] * len(weights) if bias is None else bias.split(columns)
-        return gathered_products(a, weights, biases, scales, keeps, team, partial(_ended, activation, gated))
+        return gathered_gemms(a, weights, biases, scales, keeps, team, partial(_ended, activation, gated))
     results, gathered = _overlapped(a, weights, bias, scales, team, activation, gated, places)
     if keeps:
         results.append(torch.cat([a if rank == team.rank else rows for rank, rows in enumerate(gathered)]))

@@ -5,8 +5,8 @@ from typing import Any
 
 import tilescale.language as T
 from tilescale.ops.block_gemm import multiply_blocks, scale_tiles
+from tilescale.ops.gemm_tiles import CHUNKS, GemmSpec, activate, add_bias, gate, multiply, multiply_by_two, rescale
 from tilescale.ops.kernels import scheduled
-from tilescale.ops.products import CHUNKS, GemmSpec, activate, add_bias, gate, multiply, multiply_by_two, rescale
 from tilescale.passes.overlap.schedule import CALLER, SOURCE, Move
 from tilescale.program.builder import Declaration
 
@@ -32,7 +32,7 @@ def sequential(size: int, of: GemmSpec) -> Any:
     """The gather of all ranks' rows, and of their scales, then their GEMM; or GEMMs with several matrices side by side,
     whose results are C, D and E, the last one unused of two."""
     rows, N, K = T.dynamic("rows"), of.N, of.K
-    products, scales = 2 if of.gated else 1, of.scales(1)
+    gemms, scales = 2 if of.gated else 1, of.scales(1)
     kind = "float32" if of.scaled else of.dtype
     widths = (*(of.parts or (N,)), *of.parts[:1])
 
@@ -41,7 +41,7 @@ def sequential(size: int, of: GemmSpec) -> Any:
         A: T.Tensor((1, rows, K), of.dtype),
         B: T.Tensor(of.b_shape, of.b_dtype),
         Up: T.Tensor(of.b_shape, of.b_dtype),  # the matrix that is gated
-        bias: T.Tensor((products * N if of.biased else 1,), of.result),
+        bias: T.Tensor((gemms * N if of.biased else 1,), of.result),
         of_A: T.Tensor(scales[0], kind),
         of_B: T.Tensor(scales[1], kind),
         C: T.Tensor((size, rows, N), of.result),
@@ -52,7 +52,7 @@ def sequential(size: int, of: GemmSpec) -> Any:
         return all_gather_matmul
 
     @T.prim_func
-    def all_gather_products(
+    def all_gather_gemms(
         A: T.Tensor((1, rows, K), of.dtype),
         B: T.Tensor(of.b_shape, of.b_dtype),
         Up: T.Tensor(of.b_shape, of.b_dtype),
@@ -65,7 +65,7 @@ def sequential(size: int, of: GemmSpec) -> Any:
     ):
         gather_and_multiply(A, B, Up, bias, of_A, of_B, (C, D, E)[: len(of.parts)], size, of)
 
-    return all_gather_products
+    return all_gather_gemms
 
 
 @T.macro

@@ -12,7 +12,7 @@ import torch
 import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_reduce_rms_norm import algorithm_of, algorithms_of, by_two_kernels, check_outs, checked, rows_in
-from tilescale.ops.arguments import PRODUCTS, dense
+from tilescale.ops.arguments import GEMM_TYPES, dense
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.kernels import kernel, kernels
 from tilescale.ops.layout import delivered, dtype_of
@@ -64,7 +64,7 @@ def all_reduce_rms_norm_float8(
         ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
-    flat, given = checked(a, weight, residual, PRODUCTS, eps, weight_offset)
+    flat, given = checked(a, weight, residual, GEMM_TYPES, eps, weight_offset)
     if group_size not in (None, GROUP):
         raise ArgumentError(f"group_size is {group_size!r}", hint=f"supported: {GROUP}, or None for whole rows")
     if scale is not None and (group_size is not None or power_of_two):

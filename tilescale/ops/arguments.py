@@ -18,10 +18,10 @@ from tilescale.ops.group import size_of
 MULTIPLE = 8
 """Columns are a multiple of this number: bulk copies move 16 bytes at least."""
 
-PRODUCTS = (torch.bfloat16, torch.float16)
+GEMM_TYPES = (torch.bfloat16, torch.float16)
 """Types that tile programs multiply."""
 
-SUMS = (*PRODUCTS, torch.float32)
+SUMS = (*GEMM_TYPES, torch.float32)
 """Types of sums, made in float32; and of GEMMs, in float32 by PyTorch, without overlap."""
 
 COMBINES = (*SUMS, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8)
@@ -34,7 +34,7 @@ MOVES = (*COMBINES, torch.int16, torch.bool, torch.complex64, torch.complex128)
 """Types that are moved."""
 
 NARROW = (torch.float8_e4m3fn,)
-"""Types of which there are products, with scales."""
+"""Types of which there are GEMMs, with scales."""
 
 SCALED = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Types that need scales."""
@@ -57,7 +57,7 @@ def check_op(op: str, a: torch.Tensor) -> None:
 
 
 def check_tensor(
-    name: str, x: torch.Tensor, dims: int | None = None, served: tuple[torch.dtype, ...] = PRODUCTS
+    name: str, x: torch.Tensor, dims: int | None = None, served: tuple[torch.dtype, ...] = GEMM_TYPES
 ) -> None:
     """Raise ArgumentError unless `x` is a tensor of a supported type with `dims` dimensions."""
     check_strided(name, x)
@@ -80,7 +80,7 @@ def check_strided(name: str, x: Any) -> None:
 
 
 def as_autocast(*tensors: torch.Tensor | None) -> list[Any]:
-    """Tensors of the type that torch.autocast says, where it is on, as PyTorch's own products take theirs."""
+    """Tensors of the type that torch.autocast says, where it is on, as PyTorch's own GEMMs take theirs."""
     if not torch._C._is_any_autocast_enabled():
         return list(tensors)
     return [_as_autocast(x) if isinstance(x, torch.Tensor) and x.dtype in SUMS else x for x in tensors]
@@ -121,7 +121,7 @@ def check_same(what: str, name: str, x: torch.Tensor, other_name: str, other: to
         )
 
 
-def check_product(
+def check_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None,
@@ -176,7 +176,7 @@ def check_product(
 
 
 def result_type(a: torch.Tensor) -> torch.dtype:
-    """The type of a product's result."""
+    """The type of a GEMM's result."""
     return torch.bfloat16 if a.dtype in SCALED else a.dtype
 
 

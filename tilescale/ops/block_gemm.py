@@ -12,11 +12,11 @@ import torch
 
 import tilescale.language as T
 from tilescale.ops.arguments import BLOCK, dense
+from tilescale.ops.gemm_tiles import COPIES, TILINGS, GemmSpec, GemmTiling, multiply, rescale
 from tilescale.ops.grouped_float8 import scaled_program
 from tilescale.ops.kernels import call_local, local_kernel
 from tilescale.ops.layout import dtype_of, more_rows
 from tilescale.ops.moe_tables import ALIGN
-from tilescale.ops.products import COPIES, TILINGS, GemmSpec, GemmTiling, multiply, rescale
 
 
 def scales_of_shards(of_a: torch.Tensor, shards: int) -> torch.Tensor:
@@ -35,7 +35,7 @@ def scales_of_columns(of_b: torch.Tensor) -> torch.Tensor:
     return of_b if of_b.ndim == 1 else of_b[..., None].expand(*of_b.shape, COPIES).contiguous()
 
 
-def block_product(
+def scaled_gemm(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor
 ) -> torch.Tensor:
     """a @ b + bias on this rank alone: the grouped GEMM of one expert. b is the transpose of a contiguous matrix."""
@@ -60,7 +60,7 @@ def block_tiling(rows: int, gated: bool = False) -> GemmTiling:
 
 
 def scale_tiles(of: GemmSpec) -> tuple[Any, ...]:
-    """On-chip tiles of `multiply_blocks`: the sums of a step, the scales of its rows and of each b, and the products of
+    """On-chip tiles of `multiply_blocks`: the sums of a step, the scales of its rows and of each b, and the GEMMs of
     both. None without block scales."""
     if not of.blocks:
         return (None,) * 5

@@ -24,7 +24,7 @@ WHOLE_BYTES = 2 << 20
 """Largest size that is sent in one chunk."""
 
 TILE = 128
-"""Rows of a product's tile: a chunk has whole ones."""
+"""Rows of a GEMM's tile: a chunk has whole ones."""
 
 
 def chunks(rows: int, row_bytes: int, team: Team) -> list[slice]:
@@ -101,5 +101,5 @@ class _ConcurrentStream:
 
 @cache
 def _side(device: torch.device) -> torch.cuda.Stream:
-    """One for each device, whose kernels begin before those of products."""
+    """One for each device, whose kernels begin before those of GEMMs."""
     return torch.cuda.Stream(device, priority=-1)

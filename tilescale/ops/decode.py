@@ -22,6 +22,7 @@ from tilescale.ops.arguments import (
     check_tensor,
     dense,
 )
+from tilescale.ops.gemm_tiles import at_once
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.key_cache import (
@@ -42,7 +43,6 @@ from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator
 from tilescale.ops.persistent import iterations_of_first
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import at_once
 from tilescale.ops.softmax import NOTHING, base2, begin, log_sum, mean, softmax_step
 from tilescale.ops.workspace import workspace_of
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Experts of a decode step as phases: the router within the norm before it, then two phases of products.
+"""Experts of a decode step as phases: the router within the norm before it, then two phases of GEMMs.
 
-All sequences that take an expert share one pass over its weights: a tile of weights is the right operand of a product
+All sequences that take an expert share one pass over its weights: a tile of weights is the right operand of a GEMM
 with all rows of activations, of which tensor cores take 16 at once anyway. Chosen experts have slots, in the order of
 their numbers, and a task takes some outputs of a slot. So the expert of a task follows from memory, and its weights are
 loaded when all logits are there. Each block chooses by itself from the logits: it takes less time than one more phase.

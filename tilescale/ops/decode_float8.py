@@ -3,7 +3,7 @@
 
 An activation is the sum of two float8 numbers, its terms, times a factor of 128 features of its row:
 x = factor * (first + second / 16). Each term has 4 significant bits, so both have the 8 of bfloat16. They are two rows
-of the activations' tile, of which tensor cores take 8 at least. So a product still takes the time of reading its
+of the activations' tile, of which tensor cores take 8 at least. So a GEMM still takes the time of reading its
 weights, which is half. Sums of 128 products are scaled and added in float32.
 """
 
@@ -92,7 +92,7 @@ def load_scales(of_W: Any, of_w: Any, sizes: LayerSizes, layer: Any, task: Any, 
 
 @T.macro
 def add_scaled(w: Any, x: Any, of_x: Any, of_w: Any, c: Any, sizes: LayerSizes, tile: Any, k: Any) -> None:
-    """c += the product of a tile of weights and the activations of a step, with their factors."""
+    """c += a tile of weights @ the activations of a step, with their factors."""
     rows = int(x.shape[1])
     product = T.alloc((sizes.tile_rows, rows), "float32", level="l0")
     T.gemm(w, x[k, :, :], product, transpose_B=True, clear_accum=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Elementwise work between the products of a decode step, on tiles of registers.
+"""Elementwise work between the GEMMs of a decode step, on tiles of registers.
 
 `place` is of a row of a tile the sequence and the column of 128 features.
 """
@@ -38,7 +38,7 @@ def load_norm(weight: Any, layer: Any, w: Any, place: Any) -> None:
 
 @T.macro
 def scaled(x: Any, w: Any, squares: Any, place: Any, is_mine: Any) -> None:
-    """x *= w, and its part of the sum of squares: the norm's factor is applied behind the product."""
+    """x *= w, and its part of the sum of squares: the norm's factor is applied behind the GEMM."""
     rows = int(x.shape[0])
     square = T.alloc((rows, COLUMNS), "float32", level="l0")
     total = T.alloc((rows,), "float32", level="l0")
@@ -55,7 +55,7 @@ def scaled(x: Any, w: Any, squares: Any, place: Any, is_mine: Any) -> None:
 def add_and_scale(
     C: Any, X: Any, P: Any, weight: Any, squares: Any, sizes: LayerSizes, layer: Any, o: Any, place: Any, is_first: Any
 ) -> None:  # fmt: skip
-    """Activations behind a norm, as tasks of a product make them: the first one keeps P = X + the sum of C's parts."""
+    """Activations behind a norm, as tasks of a GEMM make them: the first one keeps P = X + the sum of C's parts."""
     w = T.alloc((int(o.shape[0]), COLUMNS), "float32", level="l0")
     load_norm(weight, layer, w, place)
     add_parts(C, X, o, sizes, place, True)
@@ -68,7 +68,7 @@ def add_and_scale(
 def begin_or_add(
     D: Any, P: Any, X: Any, weight: Any, squares: Any, sizes: LayerSizes, layer: Any, o: Any, place: Any, is_first: Any
 ) -> None:  # fmt: skip
-    """The same for the first product of a layer, whose residual stream is X: given for the first layer."""
+    """The same for the first GEMM of a layer, whose residual stream is X: given for the first layer."""
     w = T.alloc((int(o.shape[0]), COLUMNS), "float32", level="l0")
     load_norm(weight, layer, w, place)
     if layer == 0:
@@ -91,7 +91,7 @@ def put(x: Any, X: Any, place: Any) -> None:
 
 @T.macro
 def keep(x: Any, X: Any, of_X: Any, sizes: LayerSizes, place: Any) -> None:
-    """Store a tile as activations of a product."""
+    """Store a tile as activations of a GEMM."""
     if sizes.is_float8:
         split(x, X, of_X, sizes, place)
     else:

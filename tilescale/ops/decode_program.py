@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A decode step of decoder layers as a program of grids, one after the other, with collectives of tiles.
 
-The residual stream is float32. What is between two products is a phase, or part of the tasks of the second product:
+The residual stream is float32. What is between two GEMMs is a phase, or part of the tasks of the second GEMM:
 `LayerSizes.made` says which takes less time. A task of attention takes some keys of a group of heads.
 """
 
@@ -11,14 +11,14 @@ from typing import Any
 import tilescale.language as T
 from tilescale.ops.decode_attention import attend, combine
 from tilescale.ops.decode_experts import down, gate_up, score
+from tilescale.ops.decode_gemms import gemm
 from tilescale.ops.decode_inputs import add_and_scale, add_parts, begin_or_add, gate, keep, load_norm, put, scaled
-from tilescale.ops.decode_products import product
 from tilescale.ops.decode_sizes import COLUMNS, ROWS, THREADS, TOKENS, LayerSizes
 
 
 @T.macro
 def finish(D: Any, P: Any, X: Any, sizes: LayerSizes) -> None:
-    """The phase behind layers whose first product adds the parts of the MLP before: X = P + the sum of D's parts."""
+    """The phase behind layers whose first GEMM adds the parts of the MLP before: X = P + the sum of D's parts."""
     with T.Kernel(device=sizes.devices, block=sizes.hidden // COLUMNS, threads=THREADS) as column:
         total = T.alloc((sizes.batch, COLUMNS), "float32", level="l0")
         add_parts(D, P, total, sizes, lambda i: (i, column), True)
@@ -42,7 +42,7 @@ def between(
     C: Any, X: Any, P: Any, weight: Any, H: Any, of_H: Any, squares: Any, router: Any, logits: Any,
     sizes: LayerSizes, layer: Any, following: Any,
 ) -> None:  # fmt: skip
-    """The phase between a product and a norm's: P = X + the sum of C's parts, its norm, and what the router says of it.
+    """The phase between a GEMM and a norm's: P = X + the sum of C's parts, its norm, and what the router says of it.
 
     `logits` is None where no router follows, and `following` is the layer of the norm.
     """
@@ -74,7 +74,7 @@ def combine_early(S: Any, L: Any, A: Any, of_A: Any, sizes: LayerSizes) -> None:
 
 @T.macro
 def gate_early(G: Any, squares: Any, M: Any, of_M: Any, sizes: LayerSizes) -> None:
-    """The phase between the products of an MLP."""
+    """The phase between the GEMMs of an MLP."""
     s, high = sizes, sizes.each(sizes.inner // COLUMNS)
     with T.Kernel(device=s.devices, block=(s.inner // COLUMNS, s.batch // high), threads=THREADS) as (column, rows):
         o = T.alloc((high, COLUMNS), "float32", level="l0")
@@ -144,23 +144,23 @@ def decode_layers(sizes: LayerSizes) -> Any:
             prepare(X, norm1, H, of_H, R1, s)
         for layer in T.serial(s.layers):
             make = partial(begin_or_add, D, P, X, norm1, R1, s, layer)
-            product(Wqkv, of_Wqkv, H, of_H, QKV, s, layer, False, made.into, make)
+            gemm(Wqkv, of_Wqkv, H, of_H, QKV, s, layer, False, made.into, make)
             with T.Kernel(device=s.devices, block=(s.attends, s.groups, n), threads=THREADS) as (span, group, row):
                 attend(QKV, R1, heads, angles, lengths, block_table, K, V, S, L, s, layer, span, group, row)
             if not made.out:
                 combine_early(S, L, A, of_A, s)
-            product(Wo, of_Wo, A, of_A, C, s, layer, several and made.up, made.out, partial(combine, S, L, s))
+            gemm(Wo, of_Wo, A, of_A, C, s, layer, several and made.up, made.out, partial(combine, S, L, s))
             if not made.up:
                 between(C, X, P, norm2, H, of_H, R2, router, logits if s.experts else None, s, layer, layer)
             if s.experts:
                 experts_of_tokens(Wup, Wdown, H, logits, R2, M, picked, D, s, layer, several and made.into)
             else:
                 make = partial(add_and_scale, C, X, P, norm2, R2, s, layer)
-                product(Wup, of_Wup, H, of_H, G, s, layer, False, made.up, make)
+                gemm(Wup, of_Wup, H, of_H, G, s, layer, False, made.up, make)
                 if not made.down:
                     gate_early(G, R2, M, of_M, s)
                 make = partial(gate, G, R2, s)
-                product(Wdown, of_Wdown, M, of_M, D, s, layer, several and made.into, made.down, make)
+                gemm(Wdown, of_Wdown, M, of_M, D, s, layer, several and made.into, made.down, make)
             if not made.into:
                 between(D, P, X, norm1, H, of_H, R1, router, None, s, layer, (layer + 1) % s.layers)
         if made.into:

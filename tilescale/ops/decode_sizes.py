@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tilescale.ops.softmax import base2
 
 DEPTH, THREADS = 128, 128
-"""Elements of K in a step of a product; threads of a block."""
+"""Elements of K in a step of a GEMM; threads of a block."""
 
 TILE = 16 << 10
 """Bytes of a tile of weights."""
@@ -18,7 +18,7 @@ SPAN, QUERIES, COLUMNS = 64, 64, 128
 """Keys of a tile of attention; queries that share them, at most; features of a task of elementwise phases."""
 
 SLAB = 64 << 10
-"""Bytes of activations of a task of a product, at most: the rest of shared memory is for weights."""
+"""Bytes of activations of a task of a GEMM, at most: the rest of shared memory is for weights."""
 
 ROWS = 64
 """Outputs of a tile of the weights of experts and of the router."""
@@ -42,11 +42,11 @@ MADE = 32
 """Steps of K, of all sequences, whose activations a task makes, at most: they are in registers."""
 
 STEPS = 4
-"""Steps of K of a task of a product, at least, where it has as many: each tile of weights has some work of its own."""
+"""Steps of K of a task of a GEMM, at least, where it has as many: each tile of weights has some work of its own."""
 
 
 class Parts(NamedTuple):
-    """Parts of K of each product: of queries, keys and values; of attention's projection; of the MLP's two."""
+    """Parts of K of each GEMM: of queries, keys and values; of attention's projection; of the MLP's two."""
 
     into: int
     out: int
@@ -55,7 +55,7 @@ class Parts(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Whether the tasks of each product make their activations; else a phase does."""
+    """Whether the tasks of each GEMM make their activations; else a phase does."""
 
     into: bool
     out: bool
@@ -177,7 +177,7 @@ class LayerSizes:
 
     @property
     def down_parts(self) -> int:
-        """Parts of the slots in the second product of experts: as many as leave each block a task."""
+        """Parts of the slots in the second GEMM of experts: as many as leave each block a task."""
         return max(min(self.blocks // (self.hidden // ROWS), self.choices), 1)
 
     def each(self, tasks: int, count: int = 0) -> int:
@@ -223,7 +223,7 @@ class LayerSizes:
         return read + sum(4 * n * self.batch * each / self.blocks for n, each in zip(outputs, parts, strict=True))
 
     def _inputs(self, parts: Parts) -> list[tuple[float, float]]:
-        """The bytes that a block reads for each product, if its tasks make the activations, and if a phase does."""
+        """The bytes that a block reads for each GEMM, if its tasks make the activations, and if a phase does."""
         never = float("inf")
         here, apart = self._input(2 * (self.spans + 1), self.heads * self.width, parts.out)  # with the weights of spans
         into, up = self._summed(parts.down, parts.into), self._summed(parts.out, parts.up)
@@ -239,7 +239,7 @@ class LayerSizes:
         return here + sources * sent, apart + sent
 
     def _input(self, sources: int, features: int, parts: int) -> tuple[float, float]:
-        """The same for a product of `features` inputs in `parts`, each of which is made of `sources` numbers."""
+        """The same for a GEMM of `features` inputs in `parts`, each of which is made of `sources` numbers."""
         numbers = features * self.batch
         tasks = min(features // COLUMNS * self.batch, self.blocks)
         apart = 4 * sources * numbers / tasks + self.terms * self.nbytes * numbers / parts
@@ -247,7 +247,7 @@ class LayerSizes:
         return here, PHASE + apart
 
     def tasks(self, outputs: int, parts: int) -> tuple[int, int]:
-        """Tasks of a product along its outputs and along K, of some parts."""
+        """Tasks of a GEMM along its outputs and along K, of some parts."""
         tiles = outputs // self.tile_rows
         return tiles // self.each(parts, tiles), parts
 

@@ -26,8 +26,8 @@ from tilescale.ops.decode_experts import all_chosen
 from tilescale.ops.decode_program import decode_layers
 from tilescale.ops.decode_sizes import COLUMNS, DEPTH, FLOAT8, MOST, QUERIES, SPAN, LayerSizes
 from tilescale.ops.decode_weights import ATTENTION, FORMS, LINEARS, RankWeights, form_of
+from tilescale.ops.gemm_tiles import at_once
 from tilescale.ops.group import group_name, rank_of, size_of, team_of
-from tilescale.ops.products import at_once
 from tilescale.runtime.compile import compile as compile_program
 
 MODELS = ("llama", "qwen3", *decode_expert_weights.MODELS)

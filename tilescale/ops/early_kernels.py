@@ -27,7 +27,7 @@ def begin_compiling(model: nn.Module) -> None:
     """Begin to compile the kernels of a model's layers in the background, those of many rows first. Collective.
 
     For gradients too, in training mode. Leaves out layers whose weights are not on a GPU, or are in float32: only a
-    call determines the type of their products.
+    call determines the type of their GEMMs.
     """
     layers = {_form(each): each for each in model.modules() if isinstance(each, ParallelLinear) and _is_on_gpu(each)}
     if not layers or is_dry() or not backends.compiles():

@@ -13,11 +13,11 @@ import tilescale.language as T
 from tilescale.ops import grouped_gemm
 from tilescale.ops.expert_float8 import scatter_float8_grid, sum_float8_grid
 from tilescale.ops.float8_wire import GROUP
+from tilescale.ops.gemm_tiles import DEPTH, sigmoid, swiglu
 from tilescale.ops.grouped_float8 import scaled_gated_grid, scaled_grid
 from tilescale.ops.grouped_gemm import STAGES
 from tilescale.ops.moe_tables import ALIGN, returns_grid, tables_grids, whole
 from tilescale.ops.persistent import iterations_of
-from tilescale.ops.products import DEPTH, sigmoid, swiglu
 from tilescale.ops.row_exchange import UNIT_BYTES, scatter_grid, sum_grid
 from tilescale.program.wire import WIRE
 
@@ -36,7 +36,7 @@ def columns_of(N: int) -> int:
 
 @T.macro
 def gated_grid(A, B, owners, used, H, C, size, wide, keeps, blocks):
-    """C[m] = silu(A[m] gate^T) * (A[m] up^T) of the owner of m, of the `used` tiles; H has both products if it `keeps`
+    """C[m] = silu(A[m] gate^T) * (A[m] up^T) of the owner of m, of the `used` tiles; H has both results if it `keeps`
     them.
 
     A persistent grid: a block loads its next tile while it stores this one.
@@ -69,7 +69,7 @@ def gated_grid(A, B, owners, used, H, C, size, wide, keeps, blocks):
 
 @T.macro
 def gated_gradient_grid(D, B, owners, W, H, DH, C, DW, size):
-    """The gradients of both products of `gated_grid`, and of rows' weights, from those of the sums of rows.
+    """The gradients of both GEMMs of `gated_grid`, and of rows' weights, from those of the sums of rows.
 
     With E = D B, and act = silu(gate) * up of H: DH from w E, C = w act, and DW[n] = the sum over columns of tile n of
     E * act.
@@ -114,7 +114,7 @@ class LayerForm:
         dtype: of results, of tokens that are not `quantized`, and of experts without scales.
         by_rows: whether each row of float8 weights has a scale, else each square of 128 x 128; None for experts of
             `dtype`.
-        keeps: whether the rows of `dtype` and the products of the first GEMM are kept, for a backward.
+        keeps: whether the rows of `dtype` and the results of the first GEMM are kept, for a backward.
         quantized: whether tokens are float8 with scales of groups.
         narrow_sums: whether sums travel as float8.
         narrow: whether GEMMs of `dtype` have narrow tiles, for few rows of each expert: their time is that of loading
@@ -213,7 +213,7 @@ def layer_program(
         else:
             scatter_grid(X, order, sent, in_rows, received, places, wide, unit)
             gated_grid(wide, gate_up, owners, used, hidden, active, size, gated, form.keeps, blocks)
-            grouped_gemm.product_grid(active, down, owners, used, made, size, columns, True, blocks)
+            grouped_gemm.gemm_grid(active, down, owners, used, made, size, columns, True, blocks)
         if form.narrow_sums:
             sum_float8_grid(made, W, received, places, in_sums, in_sum_scales, before, Y)
         else:
@@ -263,7 +263,7 @@ def layer_gradient_program(
         gated_gradient_grid(far, down, owners, W, hidden, of_hidden, active, of_W, size)
         returns_grid(of_W, received, places, before, in_shares, of_shares)
         wide = grouped_gemm.columns_of(features)
-        grouped_gemm.product_grid(of_hidden, gate_up, owners, used, of_rows, size, wide, False, blocks)
+        grouped_gemm.gemm_grid(of_hidden, gate_up, owners, used, of_rows, size, wide, False, blocks)
         sum_grid(of_rows, W, received, places, in_sums, before, DX, groups, unit, False)
         if learns:
             grouped_gemm.outer_grid(far, active, counts, of_down, size)

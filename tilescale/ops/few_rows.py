@@ -16,9 +16,9 @@ import tilescale.language as T
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import MULTIPLE
+from tilescale.ops.gemm_tiles import DEPTH, RESULT_BYTES, GemmSpec, GemmTiling, smem_room
 from tilescale.ops.kernels import call_local, local_kernel
 from tilescale.ops.layout import adjacent, dtype_of
-from tilescale.ops.products import DEPTH, RESULT_BYTES, GemmSpec, GemmTiling, smem_room
 from tilescale.runtime.ahead import also_needed
 from tilescale.runtime.kernel import Kernel
 
@@ -58,7 +58,7 @@ def few_rows_tiling(rows: int, N: int) -> tuple[GemmTiling, int]:
     return GemmTiling(high, wide, 1.0, smem_room() // BLOCKS // (2 * DEPTH * deep * (high + wide)), deep=deep), parts
 
 
-def few_rows_products(x: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor] | None:
+def few_rows_gemms(x: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor] | None:
     """Rows times the transpose of each weight, as contiguous results. None where this kernel does not make them: many
     rows, other types, weights that are not adjacent in memory, or no multiples of a tile."""
     count, widths = len(x), tuple(map(len, weights))

@@ -9,8 +9,8 @@ which take as long to load, and of which most have no token.
 
 import tilescale.language as T
 from tilescale.ops.float8_wire import GROUP, quantize
+from tilescale.ops.gemm_tiles import DEPTH, launch, swiglu
 from tilescale.ops.persistent import iterations_of
-from tilescale.ops.products import DEPTH, launch, swiglu
 from tilescale.program.wire import WIRE, last_of
 
 ROWS, WIDE = 32, 128
@@ -29,7 +29,7 @@ def add_scaled(c, part, row_scales, scale):
 
 @T.macro
 def multiply(A, tile, B, expert, first, second, c, c_second):
-    """The products of weights from rows `first` and `second` on with a tile's rows of tokens."""
+    """The GEMMs of weights from rows `first` and `second` on with a tile's rows of tokens."""
     a = T.alloc((ROWS, DEPTH), A.dtype, level="l1")
     b, b_second = (T.alloc((WIDE, DEPTH), B.dtype, level="l1") for _ in range(2))
     for k in T.Pipelined(T.ceildiv(int(B.shape[2]), DEPTH), num_stages=STAGES):

@@ -22,7 +22,7 @@ from tilescale.ops.layout import delivered
 from tilescale.ops.operator import operator
 from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.rounding import rounded_groups, rounded_rows, rounded_squares
-from tilescale.ops.unfused import Scales, product
+from tilescale.ops.unfused import Scales, gemm
 
 FORWARD = torch.float8_e4m3fn
 """Type of rounded operands; the weight also where gradients are multiplied with it."""
@@ -43,7 +43,7 @@ class Float8:
             or "blockwise", one for each 128 numbers of a row of a, and for each 128 x 128 of b (DeepSeek-V3,
             arXiv:2412.19437, section 3.3.2).
         gradients: torch.float8_e5m2 or torch.float8_e4m3fn, to which the gradient of the result is rounded where that
-            of `a` is made of it; or torch.bfloat16, which it has: then that product is one of bfloat16. The gradient of
+            of `a` is made of it; or torch.bfloat16, which it has: then that GEMM is one of bfloat16. The gradient of
             `b` is always one of bfloat16 matrices.
 
     Raises:
@@ -87,7 +87,7 @@ def multiple_of(recipe: str) -> int:
 
 
 def of_gradients(recipe: str) -> str:
-    """The recipe of the product that makes the gradient of a; "" if that is one of bfloat16."""
+    """The recipe of the GEMM that makes the gradient of a; "" if that is one of bfloat16."""
     if not recipe:
         return ""
     scaling, _, gradients = _read(recipe)
@@ -135,7 +135,7 @@ def times(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, float8: s
     """Quantized a @ b + bias on this rank alone, by PyTorch."""
     left, rights, bias, _ = padded(a, [b], bias, None, multiple_of(float8))
     left, (right,), scales = rounded(left, rights, float8)
-    return trimmed(product(left, right, bias, scales), b.shape[1])
+    return trimmed(gemm(left, right, bias, scales), b.shape[1])
 
 
 times.register_fake(lambda a, b, *_: a.new_empty(a.shape[0], b.shape[1]))

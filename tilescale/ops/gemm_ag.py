@@ -14,15 +14,15 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import strategy
-from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product
+from tilescale.ops.arguments import MULTIPLE, as_autocast, check_gemm
 from tilescale.ops.gemm_operators import kernel_arguments
+from tilescale.ops.gemm_tiles import CHUNK, CHUNKS, ROWS, GemmSpec, add_bias, in_parts, multiply, on_chip_tiles, tiling
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import CHUNK, CHUNKS, ROWS, GemmSpec, add_bias, in_parts, multiply, on_chip_tiles, tiling
 from tilescale.ops.row_counts import prepare
-from tilescale.ops.unfused import product
+from tilescale.ops.unfused import gemm
 from tilescale.ops.workspace import workspace_of
 from tilescale.passes.overlap.schedule import SOURCE, Move
 from tilescale.program.builder import Declaration
@@ -53,7 +53,7 @@ def matmul_all_gather(
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     a, b, bias = as_autocast(a, b, bias)
-    check_product(a, b, bias)
+    check_gemm(a, b, bias)
     if a.shape[0] > ROWS:
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"supported: up to {ROWS}")
     return _operator(a, b, bias, group_name(group))
@@ -67,7 +67,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     if is_whole and is_dry():
         prepare(job, (), _kernel, team, *kernel_arguments(a, b, bias, None, 1)[0])
     if not is_whole or not M or not strategy.overlaps(job, team):
-        return operator_of("all_gather")(product(a, b, bias, None), 1, group)
+        return operator_of("all_gather")(gemm(a, b, bias, None), 1, group)
     space, result = workspace_of(team), a.new_empty(M, team.size, N)
     (local,), (gathered,) = space.own(a.dtype, (1, M, N)), space.symmetric(a.dtype, (team.size, M, N))
     how, (left, right, added, *_) = kernel_arguments(a, b, bias, None, 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Product and all-reduce: the sum of a @ b over the ranks, on every rank.
+"""GEMM and all-reduce: the sum of a @ b over the ranks, on every rank.
 
 The program is sequential. Its schedule lets a block sum the tile that it has multiplied with those of its peers, while
-it multiplies the next one, or others do. Few rows have a program of their own: see few_rows.py. Other small products
+it multiplies the next one, or others do. Few rows have a program of their own: see few_rows.py. Other small GEMMs
 are multiplied first: see strategy.py; between nodes chunk by chunk: see unfused.py.
 """
 
@@ -14,18 +14,18 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import few_rows, strategy
-from tilescale.ops.arguments import as_autocast, check_out, check_product, check_strided, result_type, scales_of
+from tilescale.ops.arguments import as_autocast, check_gemm, check_out, check_strided, result_type, scales_of
 from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, gradients_of_times, of_any_size, spelled
 from tilescale.ops.gemm_operators import check_has_backward, kernel_arguments, summing_operator
+from tilescale.ops.gemm_tiles import ROWS, GemmSpec, add_bias, at_once, on_chip_tiles, summed_tiling
 from tilescale.ops.group import collective, group_name, size_of
 from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
 from tilescale.ops.layout import delivered, room_for
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import ROWS, GemmSpec, add_bias, at_once, on_chip_tiles, summed_tiling
 from tilescale.ops.row_counts import prepare
-from tilescale.ops.unfused import Scales, summed_product
+from tilescale.ops.unfused import Scales, summed_gemm
 from tilescale.passes.overlap.schedule import COLLECTIVE, Move
 from tilescale.program.builder import Declaration
 from tilescale.runtime.ahead import is_dry
@@ -72,7 +72,7 @@ def matmul_all_reduce(
     if outer is not None:
         a = a.flatten(0, -2)
     a, b, bias = as_autocast(a, b, bias)
-    check_product(a, b, bias, scaled=scales is not None, rounds=float8 is not None)
+    check_gemm(a, b, bias, scaled=scales is not None, rounds=float8 is not None)
     name = group_name(group)
     if a.shape[0] > ROWS * size_of(name):
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"supported: up to {ROWS} for each rank")
@@ -103,7 +103,7 @@ def _summed(
         how, _ = kernel_arguments(a, b, bias, scales, 1)
         prepare(job, (made,), _kernel, team, *how, parts=team.size)
     if not strategy.overlaps(job, team):
-        return summed_product(a, b, bias, scales, team)
+        return summed_gemm(a, b, bias, scales, team)
     result, (how, given) = room_for(out, (rows, N), a, made), kernel_arguments(a, b, bias, scales, 1)
     _kernel(team, rows, *how)(*given, result)
     return result

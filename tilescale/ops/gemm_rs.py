@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Product and reduce-scatter: the sum of a @ b over the ranks, each of which is left with its rows.
+"""GEMM and reduce-scatter: the sum of a @ b over the ranks, each of which is left with its rows.
 
 The program is sequential. By its schedule rows of other ranks come first, and the copy queue sends each chunk of them
 to its owner when its tiles are done. Local rows come last: to their accumulators the parts of the other ranks are
@@ -15,17 +15,12 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import strategy
-from tilescale.ops.arguments import as_autocast, check_divides, check_out, check_product, result_type, scales_of
+from tilescale.ops.arguments import as_autocast, check_divides, check_gemm, check_out, result_type, scales_of
 from tilescale.ops.block_gemm import block_tiling, multiply_scaled, scale_tiles
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, of_any_size, of_gradients, spelled
 from tilescale.ops.gemm_operators import check_has_backward, kernel_arguments, summing_operator
-from tilescale.ops.group import collective, group_name, size_of
-from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
-from tilescale.ops.layout import room_for
-from tilescale.ops.operator import operator_of
-from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import (
+from tilescale.ops.gemm_tiles import (
     CHUNKS,
     ROWS,
     SCALED_CHUNKS,
@@ -42,8 +37,13 @@ from tilescale.ops.products import (
     scale,
     tiling,
 )
+from tilescale.ops.group import collective, group_name, size_of
+from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
+from tilescale.ops.layout import room_for
+from tilescale.ops.operator import operator_of
+from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.row_counts import prepare
-from tilescale.ops.unfused import Scales, summed_product
+from tilescale.ops.unfused import Scales, summed_gemm
 from tilescale.ops.workspace import workspace_of
 from tilescale.passes.overlap.schedule import ACCUMULATORS, QUEUE, Move
 from tilescale.program.builder import Declaration
@@ -87,7 +87,7 @@ def matmul_reduce_scatter(
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     a, b, bias = as_autocast(a, b, bias)
-    check_product(a, b, bias, scaled=scales is not None, rounds=float8 is not None)
+    check_gemm(a, b, bias, scaled=scales is not None, rounds=float8 is not None)
     name = group_name(group)
     check_divides("a", a, 0, size_of(name))
     if a.shape[0] > ROWS * size_of(name):
@@ -116,7 +116,7 @@ def _scattered(
         how, _ = kernel_arguments(a, b, bias, scales, team.size)
         prepare(job, (made,), _kernel, team, *how)
     if rows and not strategy.overlaps(job, team):
-        return summed_product(a, b, bias, scales, team, scatters=True)
+        return summed_gemm(a, b, bias, scales, team, scatters=True)
     result = room_for(out, (rows, N), a, made)
     if rows:
         space, shape = workspace_of(team), (team.size, rows, N)

@@ -37,7 +37,7 @@ from torch.utils import _pytree as pytree
 from tilescale.errors import ArgumentError
 from tilescale.ops import strategy
 from tilescale.ops.all_reduce_rms_norm import all_reduce_rms_norm
-from tilescale.ops.arguments import PRODUCTS
+from tilescale.ops.arguments import GEMM_TYPES
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.group import otherwise, team_of
 from tilescale.ops.symm_mem import gather_matmul, matmul_scatter
@@ -90,46 +90,46 @@ def _gather(match: Match, shard: Node, group: str) -> None:
     wait = match.output_node()
     whole, dim = _reassembled(wait)
     rows = list(_flattened(whole))
-    products = [p for x in rows for p in x.users if _multiplies(p, x) and not _depends(p, wait, through=x)]
-    if not products:
+    gemms = [p for x in rows for p in x.users if _multiplies(p, x) and not _depends(p, wait, through=x)]
+    if not gemms:
         return
-    keeps = any(user not in products and user not in rows for x in rows for user in x.users)
-    biases = [p.args[0] if p.target is ADDMM else None for p in products]
+    keeps = any(user not in gemms and user not in rows for x in rows for user in x.users)
+    biases = [p.args[0] if p.target is ADDMM else None for p in gemms]
 
     def fused(shard: Any, weights: Any, biases: Any) -> list[Any]:
         kept, results = gather_matmul(shard, weights, dim, group, keeps, bias=biases)
         return [*(x.flatten(0, -2) for x in results), *([kept.contiguous()] if keeps and kept is not None else [])]
 
-    old = [*products, *([whole] if keeps else [])]
-    _replace("all_gather_matmul", wait, old, fused, shard, [p.args[-1] for p in products], biases)
+    old = [*gemms, *([whole] if keeps else [])]
+    _replace("all_gather_matmul", wait, old, fused, shard, [p.args[-1] for p in gemms], biases)
 
 
 @register_graph_pattern(SCATTER, pass_dict=patterns)
 def _scatter(match: Match, x: Node, reduce_op: str, group: str) -> None:
     wait = match.output_node()
     whole, dim = _parts(x, 0) or (x, 0)
-    product = _product(whole)
-    if product is None:
+    gemm = _gemm(whole)
+    if gemm is None:
         return
 
     def fused(a: Any, b: Any, shape: Any) -> list[Any]:
         given = a if shape is None else a.reshape(*shape[:-1], a.shape[-1])
         return [matmul_scatter(given, b, reduce_op, dim, group).contiguous()]
 
-    _replace("matmul_reduce_scatter", wait, [wait], fused, *product.args, _shape(whole))
+    _replace("matmul_reduce_scatter", wait, [wait], fused, *gemm.args, _shape(whole))
 
 
 @register_graph_pattern(SUM, pass_dict=patterns)
 def _sum(match: Match, x: Node, group: str) -> None:
-    wait, product = match.output_node(), _product(x)
-    if product is None:
+    wait, gemm = match.output_node(), _gemm(x)
+    if gemm is None:
         return
 
     def fused(a: Any, b: Any, shape: Any) -> list[Any]:
         result = matmul_all_reduce(a, b, group=group)
         return [result if shape is None else result.reshape(shape)]
 
-    _replace("matmul_all_reduce", wait, [wait], fused, *product.args, _shape(x))
+    _replace("matmul_all_reduce", wait, [wait], fused, *gemm.args, _shape(x))
 
 
 def _norm(match: Match, y: Node, weight: Node, dims: list[int], eps: float, dtype: torch.dtype) -> None:
@@ -201,15 +201,15 @@ def _multiplies(node: Node, x: Node) -> bool:
         is_linear = _argument(node, 1) is x and not node.kwargs and _argument(node).meta["val"].ndim == 1
     else:
         is_linear = node.target is MM and node.args[0] is x
-    return is_linear and node.meta["val"].dtype in PRODUCTS
+    return is_linear and node.meta["val"].dtype in GEMM_TYPES
 
 
-def _product(node: Node) -> Node | None:
+def _gemm(node: Node) -> Node | None:
     """The GEMM that a node is a view of, if it has no other use."""
     while _keeps_rows(node) and len(node.users) == 1:
         node = _argument(node)
-    is_product = node.target is MM and _multiplies(node, _argument(node))
-    return node if is_product and len(node.users) == 1 else None
+    is_gemm = node.target is MM and _multiplies(node, _argument(node))
+    return node if is_gemm and len(node.users) == 1 else None
 
 
 def _keeps_rows(node: Node) -> bool:
@@ -292,10 +292,10 @@ def _is_cast(node: Node) -> bool:
 
 def _overlaps(x: Node, group: str) -> bool:
     """Whether the input of an all-reduce is a GEMM that is better overlapped with it."""
-    product = _product(x)
-    if product is None:
+    gemm = _gemm(x)
+    if gemm is None:
         return False
-    a, b = (_argument(product, i).meta["val"] for i in range(2))
+    a, b = (_argument(gemm, i).meta["val"] for i in range(2))
     rows, team = a.shape[0], team_of(group)
     expected = rows.node.hint if isinstance(rows, torch.SymInt) else rows
     job = strategy.CollectiveGemm("allreduce", -(-expected // team.size), (b.shape[1],), a.shape[1], a.dtype)

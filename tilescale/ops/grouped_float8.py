@@ -17,10 +17,10 @@ import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import check_tensor, dense, two_scales
 from tilescale.ops.float8_wire import GROUP, quantize
+from tilescale.ops.gemm_tiles import launch, swiglu
 from tilescale.ops.kernels import call_local, local_kernel
 from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.operator import operator
-from tilescale.ops.products import launch, swiglu
 from tilescale.ops.row_exchange import UNIT_BYTES
 from tilescale.program.wire import WIRE, last_of
 
@@ -94,7 +94,7 @@ def scale_columns(c, of_B, expert, first):
 
 @T.macro
 def multiply_squares(A, of_A, tile, B, of_B, expert, first, second, c, c_second, stages=STAGES):
-    """The products of a tile's rows with the weights of two squares of columns; a second one beyond the last is 0."""
+    """The GEMMs of a tile's rows with the weights of two squares of columns; a second one beyond the last is 0."""
     by_rows = len(of_B.shape) == 2
     a = T.alloc((ALIGN, GROUP), A.dtype, level="l1")
     b, b_second = (T.alloc((GROUP, GROUP), B.dtype, level="l1") for _ in range(2))
@@ -143,7 +143,7 @@ def scaled_grid(A, of_A, B, of_B, owners, C, size):
 @T.macro
 def scaled_gated_grid(A, of_A, B, of_B, owners, H, C, of_C, size, keeps):
     """C[m] = silu(A[m] gate^T) * (A[m] up^T) of the owner of m, in float8; `of_C` has its scales, as `of_A` has those
-    of A. H has both products if it `keeps` them."""
+    of A. H has both results if it `keeps` them."""
     squares = int(C.shape[1]) // GROUP
     with launch(size, squares, owners.shape[0]) as (column, tile):
         c, c_up = (T.alloc((ALIGN, GROUP), "float32", level="l0") for _ in range(2))
@@ -153,7 +153,7 @@ def scaled_gated_grid(A, of_A, B, of_B, owners, H, C, of_C, size, keeps):
         if owners[tile] >= 0:
             expert = T.max(T.min(owners[tile], B.shape[0] - 1), 0)
             given = A, of_A, tile, B, of_B, expert, column, squares + column, c, c_up
-            multiply_squares(*given, STAGES - keeps)  # those products take the memory of a stage
+            multiply_squares(*given, STAGES - keeps)  # those results take the memory of a stage
             if keeps:
                 kept = T.alloc((ALIGN, GROUP), H.dtype, level="l1")
                 T.copy(c, kept)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products of the rows of each expert with its own weights, as `moe_dispatch` lays them out.
+"""GEMMs of the rows of each expert with its own weights, as `moe_dispatch` lays them out.
 
 A tile of rows is of one expert, so a block looks up the expert, and multiplies as in any GEMM. The number of tiles with
 rows is on the device: the trip count of a persistent loop, whose roles need a loop without conditions around its tiles.
@@ -11,7 +11,8 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import MULTIPLE, PRODUCTS, as_autocast, check_tensor, dense
+from tilescale.ops.arguments import GEMM_TYPES, MULTIPLE, as_autocast, check_tensor, dense
+from tilescale.ops.gemm_tiles import DEPTH, at_once, launch
 from tilescale.ops.grouped_float8 import scaled_matmul
 from tilescale.ops.kernels import call_local, local_kernel
 from tilescale.ops.layout import dtype_of
@@ -19,7 +20,6 @@ from tilescale.ops.moe_route import Routing, check_routing
 from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.operator import operator
 from tilescale.ops.persistent import iterations_of
-from tilescale.ops.products import DEPTH, at_once, launch
 
 COLUMNS = 256
 """Columns of a block's tile; half as many where they do not divide N."""
@@ -51,7 +51,7 @@ def grouped_matmul(
         ArgumentError: an unsupported argument; names it, and the supported ones.
     """
     x, b = as_autocast(x, b)
-    check_tensor("x", x, 2, (*PRODUCTS, torch.float8_e4m3fn))
+    check_tensor("x", x, 2, (*GEMM_TYPES, torch.float8_e4m3fn))
     check_tensor("b", b, 3, (x.dtype,))
     check_routing(routing)
     _check_shapes(x, b, routing)
@@ -110,7 +110,7 @@ _operator.register_autograd(_backward, saves="x b counts owners used")
 
 
 @T.macro
-def product_grid(A, B, owners, used, C, size, wide, transposed, blocks):
+def gemm_grid(A, B, owners, used, C, size, wide, transposed, blocks):
     """C[m] = A[m] B[owner of m] of the `used` tiles. `size`: see `launch`.
 
     A persistent grid: a block loads its next tile while it stores this one.
@@ -141,7 +141,7 @@ def columns_of(N: int) -> int:
 
 
 def program(size: int, N: int, K: int, dtype: str, transposed: bool, blocks: int) -> Any:
-    """`product_grid` of N columns."""
+    """`gemm_grid` of N columns."""
     room, experts = T.dynamic("room"), T.dynamic("experts")
 
     @T.prim_func
@@ -152,7 +152,7 @@ def program(size: int, N: int, K: int, dtype: str, transposed: bool, blocks: int
         used: T.Tensor((1,), "int32"),
         C: T.Tensor((room, N), dtype),
     ):
-        product_grid(A, B, owners, used, C, size, columns_of(N), transposed, blocks)
+        gemm_grid(A, B, owners, used, C, size, columns_of(N), transposed, blocks)
 
     return grouped_matmul
 

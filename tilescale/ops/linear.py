@@ -17,10 +17,10 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import SUMS, as_autocast, check_like, check_tensor, dense
 from tilescale.ops.dtensors import brought, is_dtensor, split_over
-from tilescale.ops.few_rows import few_rows_products
+from tilescale.ops.few_rows import few_rows_gemms
 from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.group import collective, group_name, is_mesh, rank_of, size_of
-from tilescale.ops.layer_products import column_parallel, row_parallel, side_by_side
+from tilescale.ops.layer_gemms import column_parallel, row_parallel, side_by_side
 from tilescale.ops.operator import differentiates, keep_machine, operator_of, with_machine
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class ParallelLinear(nn.Linear):
         group: the name of the group whose ranks share the weight.
         sequence: whether the tokens are split over the ranks outside of the pair of layers; else every rank has them
             all.
-        float8: how products are rounded to float8; None for those of the weight's type.
+        float8: how GEMMs are rounded to float8; None for those of the weight's type.
         keep_gathered: whether a column-parallel layer keeps the gathered tokens for its backward pass.
         local_output: whether a row-parallel layer's result is this rank's part; else a DTensor, whose tokens need not
             be a multiple of the ranks.
@@ -78,7 +78,7 @@ class ParallelLinear(nn.Linear):
                 become DTensors, as PyTorch's own plans make them: optimisers, norms of gradients and checkpoints see
                 whole tensors.
             sequence: whether the tokens are split over the ranks outside of the pair of layers.
-            float8: how products are rounded to float8, `Float8()`, of a layer in bfloat16; None for no rounding.
+            float8: how GEMMs are rounded to float8, `Float8()`, of a layer in bfloat16; None for no rounding.
             src_data_rank: the rank of the mesh whose parameters all take, as for
                 `torch.distributed.tensor.distribute_tensor`; None if they are alike already: each takes its own.
             keep_gathered: whether a column-parallel layer keeps the gathered tokens for its backward pass, ranks times
@@ -177,7 +177,7 @@ class ColumnParallelLinear(ParallelLinear):
             return [_times(given, weight, bias, self.float8)]
         weights, biases = _operands(layers)
         if not (biases or side_by_side.is_seen or differentiates([given, *weights])) and given.is_cuda:
-            apart = few_rows_products(dense(given.reshape(-1, given.shape[-1])), list(map(local_tensor, weights)))
+            apart = few_rows_gemms(dense(given.reshape(-1, given.shape[-1])), list(map(local_tensor, weights)))
             if apart is not None:
                 return [y.view(*given.shape[:-1], -1) for y in apart]
         made, widths = side_by_side(given, weights, biases), [layer.out_features for layer in layers]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The gradients of a layer of experts: the transfers of its forward, and GEMMs of bfloat16 or float16.
 
-Those of float8 experts as well. What was quantized is differentiated as if it had not been: tokens and products have
+Those of float8 experts as well. What was quantized is differentiated as if it had not been: tokens and GEMMs have
 the values that the forward used, weights the values that were given.
 """
 
@@ -11,12 +11,12 @@ import torch
 
 from tilescale.ops import expert_programs
 from tilescale.ops.arguments import dense
+from tilescale.ops.gemm_tiles import at_once
 from tilescale.ops.group import team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of, more_rows, new_tensors
 from tilescale.ops.moe_tables import arriving_choices
 from tilescale.ops.operator import operator
-from tilescale.ops.products import at_once
 from tilescale.ops.row_exchange import UNIT_BYTES, sharers
 from tilescale.ops.workspace import workspace_of
 

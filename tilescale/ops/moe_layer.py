@@ -14,9 +14,9 @@ import torch
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import (
+    GEMM_TYPES,
     MULTIPLE,
     NARROW,
-    PRODUCTS,
     as_autocast,
     check_count,
     check_same,
@@ -26,6 +26,7 @@ from tilescale.ops.arguments import (
 from tilescale.ops.expert_programs import LEAST_COLUMNS, LayerForm, layer_program
 from tilescale.ops.float8 import Float8
 from tilescale.ops.float8_wire import GROUP
+from tilescale.ops.gemm_tiles import at_once
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import one_of
 from tilescale.ops.layout import dtype_name, dtype_of, more_rows, new_tensors
@@ -52,7 +53,6 @@ from tilescale.ops.moe_tables import (
 )
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import at_once
 from tilescale.ops.row_exchange import UNIT_BYTES, sharers
 from tilescale.ops.workspace import workspace_of
 
@@ -156,7 +156,7 @@ def _by_experts(
     """The sums, and the number of dropped choices of each local expert; no kernel runs where no rank has a token."""
     rows, chosen, _, gate_up, _ = given
     if not extents[0]:
-        y = rows.to(rows.dtype if rows.dtype in PRODUCTS else torch.bfloat16, copy=True)
+        y = rows.to(rows.dtype if rows.dtype in GEMM_TYPES else torch.bfloat16, copy=True)
         return y, chosen.new_zeros(len(gate_up), dtype=torch.int32)
     keeps = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     y, dropped, *_ = _layer(*given, *scales, *extents, rounds, narrow_sums, keeps, group)
@@ -169,11 +169,11 @@ def _check_experts(
     is_float8 = scaled or rounds
     if quantized and not scaled:
         raise ArgumentError("x_scales is given, scales is None", hint="float8 tokens are for float8 experts")
-    check_tensor("x", x, None, NARROW if quantized else (torch.bfloat16,) if is_float8 else PRODUCTS)
+    check_tensor("x", x, None, NARROW if quantized else (torch.bfloat16,) if is_float8 else GEMM_TYPES)
     for name, weight in ("gate_up", gate_up), ("down", down):
         if not scaled and isinstance(weight, torch.Tensor) and weight.dtype in NARROW:
             raise ArgumentError(f"{name} is {weight.dtype}", hint="give scales of gate_up and down")
-        check_tensor(name, weight, 3, NARROW if scaled else PRODUCTS)
+        check_tensor(name, weight, 3, NARROW if scaled else GEMM_TYPES)
         check_same("device", name, weight, "x", x)
         if not scaled:
             check_same("dtype", name, weight, "x", x)
@@ -279,7 +279,7 @@ def _by_tables(
     keeps: bool,
     team: Team,
 ) -> list[torch.Tensor]:
-    """The sums of `most` tokens; the rows of the experts, the products of their first GEMM if it `keeps` them, and the
+    """The sums of `most` tokens; the rows of the experts, the results of their first GEMM if it `keeps` them, and the
     tables. `scales`: of both weights and of x. `extents`: `most`, `room`, and choices of a token."""
     (numbers, shares), (gate_up, down), (most, room, choices) = choice, experts, extents
     of_gate_up, of_down, of_x = scales

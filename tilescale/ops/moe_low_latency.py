@@ -20,12 +20,12 @@ from tilescale.ops.arguments import dense, unread
 from tilescale.ops.expert_programs import LayerForm
 from tilescale.ops.few_rows_gemm import ROWS
 from tilescale.ops.float8_wire import GROUP
+from tilescale.ops.gemm_tiles import at_once
 from tilescale.ops.kernels import kernel, kernels
 from tilescale.ops.layout import dtype_name, dtype_of, more_rows, new_tensors
 from tilescale.ops.low_latency_program import COUNTED, HIGH, RESIDENT, low_latency_program, padded
 from tilescale.ops.moe_float8 import Scale
 from tilescale.ops.moe_tables import ALIGN, padded_choices
-from tilescale.ops.products import at_once
 from tilescale.ops.whole_tensors import is_split
 from tilescale.ops.workspace import workspace_of
 from tilescale.passes.overlap.tile_cost import bandwidth_of

@@ -55,7 +55,7 @@ def parallelize_module(
         device_mesh: a DeviceMesh of one dimension; None is the current one, `with mesh:`.
         parallelize_plan: a module's name -> ParallelStyle; names may have wildcards. Or the style of the module itself.
         src_data_rank: the rank of the mesh whose parameters all take; None if they are alike already.
-        float8: how the products of TileScale's layers are rounded to float8, `Float8()`; the computation is in bfloat16
+        float8: how the GEMMs of TileScale's layers are rounded to float8, `Float8()`; the computation is in bfloat16
             then.
         keep_gathered: whether gathered tokens are kept for the backward pass: a gather less for each block, for
             ranks times the memory of its input. Compiled graphs always keep them, as PyTorch's do.
@@ -201,7 +201,7 @@ def _shard(layer: nn.Module, style: Any, block: str | None) -> _Shard | str:
 
 
 def _shard_layers(module: nn.Module, shards: Mapping[str, _Shard], mesh: Any, how: dict[str, Any]) -> None:
-    """Make the layers, and let those with one input share its gather or product."""
+    """Make the layers, and let those with one input share its gather or GEMM."""
     siblings: dict[Any, list[ColumnParallelLinear]] = defaultdict(list)
     for name, shard in shards.items():
         made = shard.kind.shard(module.get_submodule(name), mesh, **how, sequence=shard.sequence)  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ import torch
 
 from tilescale.comm import Team
 from tilescale.ops import few_rows, strategy, whole_tensors
+from tilescale.ops.gemm_tiles import ROWS
 from tilescale.ops.kernels import Choice, ChosenKernels, kernels
-from tilescale.ops.products import ROWS
 from tilescale.runtime import ahead
 from tilescale.runtime.kernel import Kernel
 

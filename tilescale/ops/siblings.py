@@ -17,7 +17,7 @@ from tilescale.ops.linear import ColumnParallelLinear, ParallelLinear
 
 
 def gather_once(*layers: ColumnParallelLinear) -> None:
-    """Let layers that are called with one tensor, one after the other, share one gather of it, or one product.
+    """Let layers that are called with one tensor, one after the other, share one gather of it, or one GEMM.
 
     The first that is called multiplies for all of them; every other one, called with the same tensor, takes its result,
     if gradients and autocast are as they were, and neither that tensor nor a weight was changed in place meanwhile,

@@ -6,7 +6,7 @@ rounds (`tilescale/collectives/select.py`). Overlapped: tiles follow the rows as
 copy queue moves, by the formulas of `schedule="overlap"`. Its costs are partial waves of tiles where a shard has few of
 them, the exposed transfer of the first or the last chunk, and the start-up of queue and grids. An all-reduce is made
 tile by tile, by the blocks of the GEMM: its last sums are exposed. Few rows have smaller blocks, one for each part of
-K: see few_rows.py. `benchmarks/results/ways.json` has products that went both ways on two H200.
+K: see few_rows.py. `benchmarks/results/ways.json` has GEMMs that went both ways on two H200.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from tilescale.cost.calibrated import in_force
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.few_rows import is_able
-from tilescale.ops.layout import CHUNK_BYTES, dtype_name
-from tilescale.ops.products import (
+from tilescale.ops.gemm_tiles import (
     CHUNK,
     GATHER_CHUNKS,
     RESULT_BYTES,
@@ -38,6 +37,7 @@ from tilescale.ops.products import (
     summed_tiling,
     tiling,
 )
+from tilescale.ops.layout import CHUNK_BYTES, dtype_name
 from tilescale.ops.whole_tensors import is_split
 from tilescale.passes.overlap.estimate import RowTransport, gathered, reduced, sliced, tiles_summed
 from tilescale.passes.overlap.tile_cost import TileWork, bandwidth_of, rate_of
@@ -117,7 +117,7 @@ LATENCIES = 6
 
 
 class CollectiveGemm(NamedTuple):
-    """A product with a collective.
+    """A GEMM with a collective.
 
     Attributes:
         collective: "all_gather" before the GEMM, "reduce_scatter" or "allreduce" after it.
@@ -182,14 +182,14 @@ def _takes_one_launch(machine: Machine, job: CollectiveGemm, ranks: int) -> bool
 
 
 def in_order(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
-    """Seconds of the product of all rows and of the fastest collective of whole tensors, one after the other."""
+    """Seconds of the GEMM of all rows and of the fastest collective of whole tensors, one after the other."""
     rows, N = job.rows * ranks, sum(job.columns)
     collective = _collective(machine, job.collective, ranks, rows * job.row_bytes)
     if job.collective == "all_gather" and job.dtype.itemsize == 1:
         collective += _collective(machine, job.collective, ranks, rows * SCALE_BYTES)
     ending = job.ending * rows * N * RESULT_BYTES / bandwidth_of(machine)
-    products = (machine.tensor_level.launch + _by_library(machine, job, rows, columns) for columns in job.columns)
-    return sum(products) + collective + ending
+    gemms = (machine.tensor_level.launch + _by_library(machine, job, rows, columns) for columns in job.columns)
+    return sum(gemms) + collective + ending
 
 
 def _by_library(machine: Machine, job: CollectiveGemm, rows: int, N: int) -> float:
@@ -226,11 +226,11 @@ def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
         return math.inf
     begins = travel.beginning
     chunk, gathers = min(CHUNK, job.rows), job.collective == "all_gather"
-    products = 1 + job.gated
+    gemms = 1 + job.gated
     # Weights that are not gated have a grid each, of which the widest says how they are cut.
     adds = 0 if gathers else job.K * job.dtype.itemsize
-    tiles = tiling(job.rows, ranks, max(job.columns), True, products, adds=adds)
-    work = _work(machine, job, tiles, job.rows, ranks, products)
+    tiles = tiling(job.rows, ranks, max(job.columns), True, gemms, adds=adds)
+    work = _work(machine, job, tiles, job.rows, ranks, gemms)
     if not gathers or not is_persistent(job.rows, GATHER_CHUNKS):  # such blocks load the next tile ahead
         work = replace(work, tile=work.tile + _waits(machine))
     if gathers:
@@ -306,16 +306,16 @@ def _travel(machine: Machine, parts: int, rows: int, row_bytes: int) -> RowTrans
 
 
 def _work(
-    machine: Machine, job: CollectiveGemm, tiles: GemmTiling, rows: int, shards: int = 1, products: int = 1
+    machine: Machine, job: CollectiveGemm, tiles: GemmTiling, rows: int, shards: int = 1, gemms: int = 1
 ) -> TileWork:
     """The tiles of `shards` shards of rows; each has a tile of several GEMMs. A shard reads all weights once."""
     places, N = machine.program_units, sum(job.columns)
-    count = shards * math.ceil(rows / tiles.m) * math.ceil(N / products / tiles.n)
+    count = shards * math.ceil(rows / tiles.m) * math.ceil(N / gemms / tiles.n)
     relative = min(tiles.rate, SCALED_RATE) if job.dtype.itemsize == 1 else tiles.rate
     rate = rate_of(machine, dtype_name(job.dtype)) / places * relative
-    multiplied = 2 * tiles.m * tiles.n * products * job.K / rate
+    multiplied = 2 * tiles.m * tiles.n * gemms * job.K / rate
     row_bytes = job.K * job.dtype.itemsize
-    tile, idle = _tile(machine, multiplied, (tiles.m, products * tiles.n), rows, row_bytes, count <= places)
+    tile, idle = _tile(machine, multiplied, (tiles.m, gemms * tiles.n), rows, row_bytes, count <= places)
     read = _reading(machine, N * row_bytes, READING, shards) + max(count / places, 1.0) * idle
     return TileWork(count, tile, places, read / count, faster=FASTER)
 

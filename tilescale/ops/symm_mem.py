@@ -21,7 +21,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.ag_columns_gemm import all_gather_columns_matmul
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.all_gather import all_gather
-from tilescale.ops.arguments import check_product
+from tilescale.ops.arguments import check_gemm
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import otherwise, size_of, team_of
 from tilescale.ops.wide_results import TYPES, gathered_results, scattered_result
@@ -147,7 +147,7 @@ def _gather_inner(
         return None, [made.view(*A.shape[:-1], -1)]
     like = A.new_empty(1, size_of(group) * A.shape[-1])
     for B in Bs:
-        check_product(like, B, None)
+        check_gemm(like, B, None)
     whole = all_gather(A, -1, group=group)
     return whole if return_A else None, [whole @ B for B in Bs]
 
@@ -252,7 +252,7 @@ def matmul_scatter(
 
 
 def _owned(shape: torch.Size, dim: int, size: int, rows: torch.Tensor) -> torch.Tensor:
-    """This rank's rows of products of a shape, with their first dimension in place `dim`."""
+    """This rank's rows of GEMMs of a shape, with their first dimension in place `dim`."""
     return rows.view(shape[0] // size, *shape[1:-1], -1).movedim(0, dim)
 
 

@@ -14,14 +14,14 @@ import torch
 from tilescale.comm import Team
 from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import BLOCK, dense, has_blocks, result_type
-from tilescale.ops.block_gemm import block_product
+from tilescale.ops.block_gemm import scaled_gemm
 from tilescale.ops.chunks import chunks, received_first, sent_after
 
 Scales = tuple[torch.Tensor, torch.Tensor] | None
 """Scales of the rows of a, and of the columns of b, where both are float8."""
 
 
-def gathered_products(
+def gathered_gemms(
     a: torch.Tensor,
     weights: list[torch.Tensor],
     biases: Sequence[torch.Tensor | None],
@@ -42,14 +42,14 @@ def gathered_products(
     def multiplied(brought: tuple[torch.Tensor, torch.Tensor | None]) -> list[torch.Tensor]:
         rows, of_rows = brought
         pairs: list[Any] = [None if of_rows is None else (of_rows, of_columns) for of_columns in columns]
-        made = ending([product(rows, *given) for given in zip(weights, biases, pairs, strict=True)])
+        made = ending([gemm(rows, *given) for given in zip(weights, biases, pairs, strict=True)])
         return [*made, rows] if keeps else made
 
     made = received_first(chunks(a.shape[0], a.shape[1] * a.itemsize, team), gathered, multiplied)
     return made[0] if len(made) == 1 else [_joined_rows(each, team.size) for each in zip(*made, strict=True)]
 
 
-def summed_product(
+def summed_gemm(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team, *, scatters: bool = False
 ) -> torch.Tensor:
     """The sum of the GEMMs; this rank's rows of it, if it `scatters` them."""
@@ -57,16 +57,16 @@ def summed_product(
 
     def multiplied(part: slice) -> torch.Tensor:
         pair = None if scales is None else (_chunk(scales[0], part, owners), scales[1])
-        return product(_chunk(a, part, owners), b, _once(bias, team), pair)
+        return gemm(_chunk(a, part, owners), b, _once(bias, team), pair)
 
     parts = chunks(len(a) // owners, b.shape[1] * result_type(a).itemsize, team)
     return sent_after(parts, multiplied, lambda made, part: summed(made, team))
 
 
-def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales) -> torch.Tensor:
+def gemm(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales) -> torch.Tensor:
     """a @ b + bias, by PyTorch; with block scales, by the GEMM of experts."""
     if scales is not None and has_blocks(scales):
-        return block_product(a, b, bias, *scales)
+        return scaled_gemm(a, b, bias, *scales)
     if scales is not None:
         of_a, of_b = scales[0][:, None], scales[1][None]
         kind = result_type(a)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Collectives of tensors as a whole, whose algorithm the machine model chooses.
 
-Where little is moved, the latency of a copy queue is more than what overlap can save: small products are PyTorch's,
+Where little is moved, the latency of a copy queue is more than what overlap can save: small GEMMs are PyTorch's,
 with such a collective before or after them. Between nodes large ones go in chunks, see chunks.py; the collectives
 themselves work inside nodes and between them at once. A program learns the number of elements with the call.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """GEMMs of float8 matrices with a collective, whose results are not bfloat16. PyTorch multiplies, and nothing overlaps.
 
-Products leave the tensor cores in float32, where scales and bias are applied; then they are rounded once.
+GEMMs leave the tensor cores in float32, where scales and bias are applied; then they are rounded once.
 """
 
 import torch
@@ -16,7 +16,7 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Types of results."""
 
 MULTIPLE = 16
-"""Of both sides of a right matrix, as PyTorch's product requires."""
+"""Of both sides of a right matrix, as PyTorch's GEMM requires."""
 
 
 def gathered_results(
@@ -28,7 +28,7 @@ def gathered_results(
     dtypes: list[torch.dtype],
     group: str,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The gathered rows of a, and their products; the scale is that of the tensor, or of each local row."""
+    """The gathered rows of a, and their GEMMs; the scale is that of the tensor, or of each local row."""
     for b in bs:
         _check(a, b, scale)
     rows = all_gather(dense(a), group=group)
@@ -46,14 +46,14 @@ def scattered_result(
     op: str,
     group: str,
 ) -> torch.Tensor:
-    """This rank's rows of the ranks' products, summed or averaged; the bias is added on every rank."""
+    """This rank's rows of the ranks' GEMMs, summed or averaged; the bias is added on every rank."""
     _check(a, b, scale)
     made = reduce_scatter(_product(a, b, of_b, bias, dtype, scale), group=group)
     return made / size_of(group) if op == "avg" else made
 
 
 def _check(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> None:
-    """Raises ArgumentError, before any communication, for what PyTorch's product does not support."""
+    """Raises ArgumentError, before any communication, for what PyTorch's GEMM does not support."""
     if b.ndim != 2 or b.shape[0] != a.shape[1] or any(n % MULTIPLE for n in b.shape):
         raise ArgumentError(f"B has shape {tuple(b.shape)}", hint=f"({a.shape[1]}, N), multiples of {MULTIPLE}")
     if scale.numel() not in (1, len(a)):

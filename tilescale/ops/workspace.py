@@ -19,9 +19,9 @@ from tilescale.comm.heap.default import heap_for
 from tilescale.comm.heap.lasting import lasting
 from tilescale.errors import ArgumentError, UsageError
 from tilescale.ops.arguments import MULTIPLE, check_count
+from tilescale.ops.gemm_tiles import RESULT_BYTES
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.layout import ALIGNMENT
-from tilescale.ops.products import RESULT_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -149,7 +149,7 @@ def workspace(rows: int, features: int, dtype: torch.dtype | None = None, *, gro
     as CUDA graphs may use it: so pass the largest sizes first.
 
     Args:
-        rows: of the largest matrix over all ranks of the group: M of its products; of experts the tokens that a rank
+        rows: of the largest matrix over all ranks of the group: M of its GEMMs; of experts the tokens that a rank
             has at most, times the ranks; of attention the tokens of all ranks and sequences; of its decode sequences
             times heads times ranks.
         features: columns of the widest matrix that is gathered or scattered; for experts those of a token; for

@@ -120,9 +120,9 @@ def _run(place: TimeSource, program: Callable[[], Any], fill: InputFill | None =
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 OPERATORS = {
-    "ag_gemm": ("all_gather", NARROW, WIDE, programs.gather_and_product),
-    "gemm_rs": ("reduce_scatter", WIDE, NARROW, programs.product_and_scatter),
-    "gemm_ar": ("allreduce", WIDE, NARROW, programs.product_and_sum),
+    "ag_gemm": ("all_gather", NARROW, WIDE, programs.gather_and_gemm),
+    "gemm_rs": ("reduce_scatter", WIDE, NARROW, programs.gemm_and_scatter),
+    "gemm_ar": ("allreduce", WIDE, NARROW, programs.gemm_and_sum),
 }
 """Name -> its collective, N and K of each unit, and the program in phases."""
 
@@ -148,7 +148,7 @@ def _operator(place: TimeSource, name: str, rows: int) -> Heat:
         ]
     else:
         entries = [
-            Contender(ALONE, partial(libraries.library_product, shape)),
+            Contender(ALONE, partial(libraries.library_gemm, shape)),
             Contender(f"{NCCL}, in order", partial(libraries.library_operator, name, shape, place.units)),
             Contender(OURS, partial(libraries.own_operator, name, shape, place.units)),
         ]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tilescale.tuning.race import Runner
 
 
-def library_product(shape: tuple[int, int, int]) -> Runner:
+def library_gemm(shape: tuple[int, int, int]) -> Runner:
     """A GEMM of random matrices on this GPU, by cuBLAS."""
     m, n, k = shape
     a, b = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((m, k), (k, n)))

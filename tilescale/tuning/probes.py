@@ -29,7 +29,7 @@ from tilescale.program.operations import Collective as Moves
 from tilescale.program.operations import operation as operation_of
 from tilescale.tuning import programs
 from tilescale.tuning.inputs import InputFill
-from tilescale.tuning.libraries import library_collective, library_product
+from tilescale.tuning.libraries import library_collective, library_gemm
 from tilescale.tuning.places import TimeSource
 from tilescale.tuning.race import Contender, Runner
 
@@ -195,7 +195,7 @@ def _product(place: TimeSource, shape: tuple[int, int, int]) -> Probe:
         point = partial(_timed, MeasuredGemm, shape=shape, dtype=TYPE, by="tilescale")
         return _probe(str(shape), place, programs.product, (shape,), point)
     point = partial(_timed, MeasuredGemm, shape=shape, dtype=TYPE, by="cublas")
-    return Probe(str(shape), lambda: library_product(shape), point)
+    return Probe(str(shape), lambda: library_gemm(shape), point)
 
 
 def _collectives(place: TimeSource, operation: str, nbytes: int) -> Iterator[Probe]:

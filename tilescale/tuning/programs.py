@@ -122,7 +122,7 @@ def _in_place(level: str, units: int, operation: str, n: int, impl: str | None) 
 
 
 @T.macro
-def tile_of_product(A, B, C, bx, by, depth):
+def tile_of_gemm(A, B, C, bx, by, depth):
     """One tile of C = A B, by the program at (bx, by)."""
     m, n, k = BLOCK
     a = T.alloc_shared((m, k), "bfloat16")
@@ -154,12 +154,12 @@ def product(machine: Machine, units: int, shape: tuple[int, int, int], copied: i
                 if copied:
                     T.copy(X, Y, dst=(rank + 1) % size, signal=done[0], impl=impl)
             with T.Scale(program):
-                tile_of_product(A, B, C, bx, by, K)
+                tile_of_gemm(A, B, C, bx, by, K)
 
     return gemm
 
 
-def gather_and_product(machine: Machine, units: int, shape: tuple[int, int, int]) -> Any:
+def gather_and_gemm(machine: Machine, units: int, shape: tuple[int, int, int]) -> Any:
     """Rows of A are split over the units; every unit gathers them and multiplies."""
     level, program, (M, N, K) = machine.tensor_level.name, machine.program_level.name, shape
 
@@ -174,12 +174,12 @@ def gather_and_product(machine: Machine, units: int, shape: tuple[int, int, int]
             with T.Scale(level):
                 T.all_gather(A, G)
             with T.Scale(program):
-                tile_of_product(G, B, C, bx, by, K)
+                tile_of_gemm(G, B, C, bx, by, K)
 
     return ag_gemm
 
 
-def product_and_scatter(machine: Machine, units: int, shape: tuple[int, int, int]) -> Any:
+def gemm_and_scatter(machine: Machine, units: int, shape: tuple[int, int, int]) -> Any:
     """Every unit multiplies its columns of A; the sum's rows end over the units."""
     level, program, (M, N, K) = machine.tensor_level.name, machine.program_level.name, shape
 
@@ -192,14 +192,14 @@ def product_and_scatter(machine: Machine, units: int, shape: tuple[int, int, int
         with T.Kernel(**{level: units, program: tiles(M, N)}, threads=256) as (bx, by):
             P = T.alloc_global((M, N), "bfloat16")
             with T.Scale(program):
-                tile_of_product(A, B, P, bx, by, K)
+                tile_of_gemm(A, B, P, bx, by, K)
             with T.Scale(level):
                 T.reduce_scatter(P, C)
 
     return gemm_rs
 
 
-def product_and_sum(machine: Machine, units: int, shape: tuple[int, int, int]) -> Any:
+def gemm_and_sum(machine: Machine, units: int, shape: tuple[int, int, int]) -> Any:
     """Every unit multiplies its columns of A; the sum ends on every unit."""
     level, program, (M, N, K) = machine.tensor_level.name, machine.program_level.name, shape
 
@@ -207,7 +207,7 @@ def product_and_sum(machine: Machine, units: int, shape: tuple[int, int, int]) -
     def gemm_ar(A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((M, N), "bfloat16")):
         with T.Kernel(**{level: units, program: tiles(M, N)}, threads=256) as (bx, by):
             with T.Scale(program):
-                tile_of_product(A, B, C, bx, by, K)
+                tile_of_gemm(A, B, C, bx, by, K)
             with T.Scale(level):
                 T.allreduce(C)
 

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tilescale
 from tilescale import ops
-from tilescale.ops import layer_products
+from tilescale.ops import layer_gemms
 
 HIDDEN, BLOCKS, BATCH, TOKENS, STEPS = 32, 2, 2, 8, 2
 WORLD = tilescale.init()
@@ -138,7 +138,7 @@ def check_precisions() -> None:
 
 
 def check_what_is_computed_in_float32_is_told_of() -> None:
-    layer_products._warn_of_float32.cache_clear()
+    layer_gemms._warn_of_float32.cache_clear()
     for casts, told in ((True, 0), (False, 1)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -207,7 +207,7 @@ def check_parameters_made_on_no_device() -> None:
 def check_weights_lie_side_by_side() -> None:
     """The backward pass copies no weight of layers that share a gather, until one is moved."""
     seen = []
-    joined = layer_products._joined
+    joined = layer_gemms._joined
 
     def noted(weights: list[torch.Tensor]) -> torch.Tensor:
         whole = joined(weights)
@@ -215,7 +215,7 @@ def check_weights_lie_side_by_side() -> None:
         assert torch.equal(whole, torch.cat(weights))
         return whole
 
-    layer_products._joined = noted
+    layer_gemms._joined = noted
     layouts = {"input_layouts": Shard(1), "desired_input_layouts": Replicate()}
     torch.manual_seed(0)
     model = nn.ModuleDict({name: nn.Linear(HIDDEN, n, bias=False) for name, n in (("q", 32), ("k", 16))}).bfloat16()
@@ -233,7 +233,7 @@ def check_weights_lie_side_by_side() -> None:
     for _ in range(2):
         layers(torch.randn(2, 4, HIDDEN).bfloat16().requires_grad_()).sum().backward()
         model["k"].weight = nn.Parameter(model["k"].weight.detach().clone())
-    layer_products._joined = joined
+    layer_gemms._joined = joined
     assert seen == [True, False], seen
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The products of the layers of linear.py, tokens and weights as layers have them: an operator for each kind of layer.
+"""The GEMMs of the layers of linear.py, tokens and weights as layers have them: an operator for each kind of layer.
 
 Between a layer and its GEMM are views, transpositions and the parameters' shards. One operator around all of them is
 one step of autograd instead of one each.
@@ -64,7 +64,7 @@ def _column_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, .
     joined = torch.cat(list(rows.values()), 1) if len(rows) > 1 else rows[next(iter(rows))]
     dx = input_gradient(joined, used, ctx.group, of_gradients(ctx.float8)).view(ctx.shape)
     gathered = x if ctx.keeps else all_gather(_rows(x), group=ctx.group)
-    # Parts of the joined gradients, not those that came: a compiler writes them once, for both products.
+    # Parts of the joined gradients, not those that came: a compiler writes them once, for both GEMMs.
     parts = dict(zip(rows, joined.split(list(map(len, used)), 1), strict=True))
     dw = [parts[i].t() @ gathered if i in parts else None for i in range(len(weights))]
     db = [parts[i].sum(0) if i in parts else None for i in range(len(weights))] if ctx.biased else []
@@ -102,7 +102,7 @@ def side_by_side(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torc
     weight, bias = adjacent(weights), adjacent(biases) if biases else None
     if weight is not None and (bias is not None or not biases):
         made = torch.nn.functional.linear(rows, weight, bias)
-    else:  # a copy of the weights would take longer than the products
+    else:  # a copy of the weights would take longer than the GEMMs
         made = rows.new_empty(len(rows), sum(widths))
         added: Sequence[torch.Tensor | None] = biases or [None] * len(weights)
         for part, w, b in zip(made.split(widths, 1), weights, added, strict=True):

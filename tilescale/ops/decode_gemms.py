@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Products of a decode step: a task takes a part of K of all sequences, and multiplies it with tiles of weights.
+"""GEMMs of a decode step: a task takes a part of K of all sequences, and multiplies it with tiles of weights.
 
-Weights are those of `torch.nn.Linear`, (outputs, inputs); products add in float32, and the tasks behind one add its
+Weights are those of `torch.nn.Linear`, (outputs, inputs); GEMMs add in float32, and the tasks behind one add its
 parts. Activations are loaded, or made by each task from the results of the phase before, which saves a phase.
 """
 
@@ -14,11 +14,11 @@ from tilescale.ops.decode_sizes import DEPTH, THREADS, LayerSizes
 
 
 @T.macro
-def product(
+def gemm(
     W: Any, of_W: Any, X: Any, of_X: Any, C: Any, sizes: LayerSizes, layer: Any,
     exchanged: bool, is_made: bool, make: Any,
 ) -> None:  # fmt: skip
-    """The phase of a product: of activations that its tasks make, or of X."""
+    """The phase of a GEMM: of activations that its tasks make, or of X."""
     s = sizes
     tasks = s.tasks(int(W.shape[1]), int(C.shape[0]))
     with T.Kernel(device=s.devices, block=tasks, threads=THREADS) as (task, part):
@@ -33,7 +33,7 @@ def product(
 def multiply(
     W: Any, of_W: Any, X: Any, of_X: Any, C: Any, sizes: LayerSizes, layer: Any, task: Any, part: Any, exchanged: bool
 ) -> None:  # fmt: skip
-    """C[part] = X W^T over a part of K, for the outputs of a task; `exchanged`: the sum of all devices' products."""
+    """C[part] = X W^T over a part of K, for the outputs of a task; `exchanged`: the sum of all devices' GEMMs."""
     n, steps = sizes.terms * sizes.batch, int(X.shape[1]) // DEPTH // int(C.shape[0])
     x = T.alloc((steps, sizes.rows, DEPTH), sizes.weights, level="l1")
     of_x, of_w = scales_of_tasks(C, sizes, steps)

@@ -66,7 +66,7 @@ class GemmTiling:
 
     Attributes:
         m, n: a block's tile of the result.
-        rate: what blocks of such tiles reach of the rate of the largest ones, which load least for each product;
+        rate: what blocks of such tiles reach of the rate of the largest ones, which load least for each GEMM;
             measured on an H200.
         stages: steps that are loaded ahead.
         group: rows of tiles that are rasterized together, column after column; the last group has those that are left.
@@ -110,7 +110,7 @@ class GemmSpec:
         transposed: whether b is stored as (N, K).
         biased: whether a bias is added.
         activation: its name in the epilogue; "" for none.
-        gated: whether there are two matrices b, and the activation of the first product gates the second one.
+        gated: whether there are two matrices b, and the activation of the first GEMM gates the second one.
         other: the type of b; "" for that of a. Float8 comes in two types.
         blocks: whether float8 has block scales: one for each 128 numbers of a row of a, and for each 128 x 128 of b.
         parts: columns of each result, where b is several matrices side by side and each has a result; () for one.
@@ -130,14 +130,14 @@ class GemmSpec:
 
     def scales(self, *shards: int) -> tuple[tuple[Any, ...], ...]:
         """Shapes of the scales of that many shards of rows of a each, and of all columns of b."""
-        products = 1 + self.gated
+        gemms = 1 + self.gated
         if not self.scaled:
             return *[(1, 1)] * len(shards), (1,)
         if not self.blocks:
-            return *((n, T.dynamic("rows")) for n in shards), (products * self.N,)
+            return *((n, T.dynamic("rows")) for n in shards), (gemms * self.N,)
         groups = -(-self.K // BLOCK)
         shapes = ((n, T.dynamic("row_blocks"), groups, BLOCK) for n in shards)
-        return *shapes, (products * -(-self.N // BLOCK), groups, COPIES)
+        return *shapes, (gemms * -(-self.N // BLOCK), groups, COPIES)
 
     @property
     def b_dtype(self) -> str:
@@ -188,7 +188,7 @@ CLOSE = 1.02
 """Time of tiles relative to the least, up to which the widest ones are taken: each width is a kernel."""
 
 RATES = {256: 1.0, 240: 0.985, 224: 0.98, 208: 0.965, 192: 0.975, 176: 0.95, 160: 0.95, 128: 0.88}
-"""Columns of tiles of 128 rows, and their rates: of products on two H200 and on one, interleaved with 256 columns."""
+"""Columns of tiles of 128 rows, and their rates: of GEMMs on two H200 and on one, interleaved with 256 columns."""
 
 TILINGS = (*(GemmTiling(128, *it) for it in RATES.items()), GemmTiling(64, 128, 0.6), GemmTiling(64, 64, 0.45))
 
@@ -203,22 +203,22 @@ def at_once() -> int:
 
 
 def tiling(
-    rows: int, shards: int, N: int, transposed: bool, products: int = 1, unit: int = 0, adds: int = 0
+    rows: int, shards: int, N: int, transposed: bool, gemms: int = 1, unit: int = 0, adds: int = 0
 ) -> GemmTiling:
-    """The tiles with which a product of `shards` times `rows` rows and N columns takes the least time in waves.
+    """The tiles with which a GEMM of `shards` times `rows` rows and N columns takes the least time in waves.
 
     Args:
-        products: how many of one shape a block makes at once, which share its registers.
+        GEMMs: how many of one shape a block makes at once, which share its registers.
         unit: columns at whose multiples a tile has to begin another result; 0: there is one.
         adds: bytes of a row of a, where what other ranks have sent is added to tiles; 0: where it is not.
     """
     blocks, times = at_once(), {}
     for whole in (t for t in TILINGS if unit % t.n == 0):
-        t = replace(whole, n=whole.n // products)
+        t = replace(whole, n=whole.n // gemms)
         if adds and t.n % DEPTH:
             t = replace(t, rate=t.rate / (1 + ADDING / adds))
-        # Two narrow products are slower than the rate says: only where no tile is cut.
-        narrow = transposed and t.n % STORED == 0 and (products == 1 or N % t.n == 0)
+        # Two narrow GEMMs are slower than the rate says: only where no tile is cut.
+        narrow = transposed and t.n % STORED == 0 and (gemms == 1 or N % t.n == 0)
         if t.n % DEPTH == 0 or narrow:
             waves = math.ceil(shards * math.ceil(rows / t.m) * math.ceil(N / t.n) / blocks)
             times[t] = waves * t.m * t.n / t.rate
@@ -279,7 +279,7 @@ def concurrent_stores(of: GemmSpec) -> GemmSpec:
 def in_parts(tiles: GemmTiling, rows: int) -> GemmTiling:
     """The tiles, in two groups at least where a shard has several chunks: one is sent while the next is multiplied.
 
-    1024 rows of each of two H200, N 8192, K 3584: a product and its reduce-scatter take 193 us, as one group 219.
+    1024 rows of each of two H200, N 8192, K 3584: a GEMM and its reduce-scatter take 193 us, as one group 219.
     """
     is_one = rows > CHUNK and tiles.group_rows >= rows
     return replace(tiles, group=tiles.group // 2) if is_one else tiles
