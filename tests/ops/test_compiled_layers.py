@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -205,6 +206,44 @@ def test_layers_share_the_input_of_a_part_that_is_computed_again(mesh: DeviceMes
         torch.testing.assert_close(one, other)
     name = f"tilescale.{'column_parallel' if sequence else 'side_by_side'}.default"
     assert targets[0].count(name) == LAYERS
+
+
+@pytest.mark.parametrize("sequence", [True, False])
+def test_a_graph_leaves_nothing_with_its_input(mesh: DeviceMesh, sequence: bool):
+    """As of an MLP that is compiled by itself, and called with the same tensor in each step."""
+    eager, made = blocks(mesh, sequence)[0], blocks(mesh, sequence)[0]
+    run, x = torch.compile(gated, backend="aot_eager", fullgraph=True), tokens(8).requires_grad_()
+    for step in range(3):
+        with torch._dynamo.config.patch(error_on_recompile=step > 0):
+            results = [function(block, x) for function, block in ((run, made), (gated, eager))]
+        for block, result in zip((made, eager), results, strict=True):
+            block.zero_grad()
+            result.float().pow(2).sum().backward()
+        assert torch.equal(*results) and not vars(x)
+        for one, other in zip(made.inner.parameters(), eager.inner.parameters(), strict=True):
+            assert torch.equal(one.grad.full_tensor(), other.grad.full_tensor())
+        with torch.no_grad():
+            for parameter in (*made.parameters(), *eager.parameters()):
+                parameter.mul_(0.5)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, lambda: torch.autocast("cpu", torch.float16)])
+def test_siblings_share_results_of_one_mode(mesh: DeviceMesh, mode: Callable[[], Any]):
+    """In a graph as in eager calls: a result without gradients does not serve where they are recorded."""
+    eager, made = blocks(mesh, True)[0], blocks(mesh, True)[0]
+
+    def call(block: Block, x: torch.Tensor) -> torch.Tensor:
+        with mode():
+            gate = block.inner["gate"](x)
+        return gate.float() * block.inner["up"](x) + block.inner["more"](x)
+
+    x, grads = tokens(8).requires_grad_(), []
+    for function, block in ((torch.compile(call, backend="aot_eager", fullgraph=True), made), (call, eager)):
+        function(block, x).float().pow(2).sum().backward()
+        grads.append([x.grad, *(block.inner[name].weight.grad.full_tensor() for name in ("up", "more"))])
+        x.grad = None
+    for one, other in zip(*grads, strict=True):
+        assert torch.equal(one, other)
 
 
 def gated(block: Block, x: torch.Tensor) -> torch.Tensor:

@@ -65,9 +65,10 @@ class SiblingResults:
     _input: ref[torch.Tensor] | None
     _state: tuple[Any, ...]
     _results: dict[int, torch.Tensor]
+    _traced: tuple[torch.Tensor, tuple[Any, ...], dict[int, torch.Tensor]] | None
 
     def __init__(self, layers: list[ColumnParallelLinear]):
-        self.layers = layers
+        self.layers, self._traced = layers, None
         self._forget()
 
     def __getstate__(self) -> list[ColumnParallelLinear]:
@@ -95,14 +96,17 @@ class SiblingResults:
         return result
 
     def _result_in_graph(self, number: int, layer: ColumnParallelLinear, x: Any) -> torch.Tensor:
-        """The result under a compiler's trace: results are kept with the tensor, which may be one of the graph's."""
-        held = getattr(x, "_tilescale_results", ())
-        for siblings, results in held:
-            if siblings is self and number in results:
-                return results.pop(number)
-        made = dict(enumerate(layer.outputs(x, self.layers)))
-        x._tilescale_results = (*held, (self, made))
-        return made.pop(number)
+        """The result under a compiler's trace. A graph leaves nothing behind once each layer has taken its own: neither
+        the tensor, which may be one of the user's, nor a guard changes from call to call."""
+        modes = _modes(x)
+        kept = self._traced
+        if kept is None or kept[0] is not x or kept[1] != modes or number not in kept[2]:
+            self._traced = kept = x, modes, dict(enumerate(layer.outputs(x, self.layers)))
+        results = kept[2]
+        made = results.pop(number)
+        if not results:
+            self._traced = None
+        return made
 
     def _alone(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
         """A layer's output for another tensor than its siblings': from now on each layer is called separately."""
@@ -117,9 +121,13 @@ class SiblingResults:
     def _state_of(self, x: torch.Tensor) -> tuple[Any, ...]:
         """State that results depend on, in addition to the tensor itself: another state, another result."""
         given = [x, *(each for layer in self.layers for each in (layer.weight, layer.bias) if each is not None)]
-        kind = x.device.type
-        casts = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        return torch.is_grad_enabled(), casts, *((id(each), version_of(each)) for each in given)
+        return *_modes(x), *((id(each), version_of(each)) for each in given)
+
+
+def _modes(x: torch.Tensor) -> tuple[Any, ...]:
+    """Whether gradients are recorded, and the type to which autocast converts."""
+    kind = x.device.type
+    return torch.is_grad_enabled(), torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
 
 
 def version_of(x: torch.Tensor) -> int:
