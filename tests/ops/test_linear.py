@@ -117,6 +117,14 @@ def test_results_that_nobody_takes_go_with_the_input(grad: bool):
     assert not up._siblings._results
 
 
+def test_some_of_the_layers_are_called_with_one_input_after_another():
+    """The gradients' graph of a result that no layer took is the last to hold the input of before."""
+    up, _ = pair()
+    for _ in range(3):
+        x = rows()
+        torch.testing.assert_close(up(x).detach(), right(up, x), rtol=1e-2, atol=1e-2)
+
+
 def test_layers_of_different_inputs_go_on_alone(gathers: list[int]):
     """As those of queries, and of keys and values of another sequence."""
     queries, keys = pair(sequence=False)

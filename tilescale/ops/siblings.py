@@ -88,6 +88,7 @@ class SiblingResults:
         if self._input is None or self._input() is not x or self._state != state or number not in self._results:
             if number in self._results and not layer.sequence and (self._input is None or self._input() is not x):
                 return self._alone(layer, x)
+            self._forget()  # results of before may be the last to hold their input, which then calls this
             self._results = dict(enumerate(layer.outputs(x, self.layers)))
             self._input, self._state = ref(x, self._forget), state
         result = self._results.pop(number)
