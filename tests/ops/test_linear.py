@@ -134,6 +134,17 @@ def test_layers_of_different_inputs_go_on_alone(gathers: list[int]):
     assert gathers == [2, 1, 1, 1]
 
 
+@pytest.mark.parametrize("sequence", [True, False])
+@pytest.mark.parametrize("shape", [(0, 4, 16), (2, 0, 16), (2, 0, 3, 16)])
+def test_sequences_or_tokens_that_are_none(shape: tuple[int, ...], sequence: bool):
+    up, _ = pair(sequence)
+    down = ops.RowParallelLinear.shard(nn.Linear(16, 16).bfloat16(), sequence=sequence)
+    x = torch.zeros(shape, dtype=torch.bfloat16, requires_grad=True)
+    result = down(up(x))
+    result.sum().backward()
+    assert result.shape == x.grad.shape == shape and not up.weight.grad.any()
+
+
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("adjacent", [True, False])
 def test_gradients_of_layers_with_one_product(biased: bool, adjacent: bool):

@@ -168,8 +168,9 @@ class ColumnParallelLinear(ParallelLinear):
         if self.sequence and (is_dtensor(x) or not self.gathers_dtensors_only):
             part = self._given(x, TOKENS)
             tokens = x.shape[TOKENS] if is_dtensor(x) else size_of(self.group) * part.shape[TOKENS]
-            given = _padded(part, -(-tokens // size_of(self.group)))
-            return [_first(_as_tokens(y, given), tokens) for y in _gathered(_token_rows(given), layers)]
+            each = -(-tokens // size_of(self.group))
+            given, every = _padded(part, each), each * size_of(self.group)
+            return [_first(_as_tokens(y, given, every), tokens) for y in _gathered(_token_rows(given), layers)]
         given = self._given(x, None)
         given = given if is_dtensor(x) else _ReplicatedInput.apply(given, self.group)
         if len(layers) == 1:
@@ -212,7 +213,7 @@ class RowParallelLinear(ParallelLinear):
             )
         given = _padded(x, each * size)
         rows = row_parallel(_token_rows(given), weight, bias, self.group, True, spelled(self.float8))
-        made = _as_tokens(rows, given)
+        made = _as_tokens(rows, given, each)
         if torch.compiler.is_compiling():
             made = made.contiguous()  # the compiler joins the copy with what follows, and blocks share one graph
         if self.local_output:
@@ -297,12 +298,11 @@ def _token_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[:TOKENS].numel() == 1 else x.movedim(TOKENS, 0).flatten(0, TOKENS)
 
 
-def _as_tokens(rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The inverse, for a result of the rows of a tensor: a view with the tensor's dimensions."""
+def _as_tokens(rows: torch.Tensor, x: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The inverse, for a result of the rows of a tensor, with other tokens: a view with the tensor's dimensions."""
     if rows.ndim == x.ndim:
         return rows
-    before = x.shape[:TOKENS]
-    return rows.view(rows.shape[0] // before.numel(), *before, rows.shape[1]).movedim(0, TOKENS)
+    return rows.view(tokens, *x.shape[:TOKENS], rows.shape[1]).movedim(0, TOKENS)
 
 
 def _padded(x: torch.Tensor, tokens: int) -> torch.Tensor:
