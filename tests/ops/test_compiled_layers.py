@@ -250,6 +250,23 @@ def gated(block: Block, x: torch.Tensor) -> torch.Tensor:
     return block.down(nn.functional.silu(block.inner["gate"](x)) * block.inner["up"](x) + block.inner["more"](x))
 
 
+def test_gradients_are_a_graph_as_well():
+    """PyTorch's graph of a backward pass is a module, which is made under the compiler's eyes."""
+    up = ops.ColumnParallelLinear.shard(nn.Linear(HIDDEN, HIDDEN).bfloat16())
+    grads = []
+
+    def step(x: torch.Tensor) -> None:
+        up(x).float().pow(2).sum().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        for run in (torch.compile(step, backend="aot_eager"), step):
+            run(x := torch.ones(8, HIDDEN, dtype=torch.bfloat16, requires_grad=True))
+            grads.append((x.grad, up.weight.grad))
+            up.zero_grad()
+    for one, other in zip(*grads, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.nightly
 def test_inductor_fuses_what_is_between(mesh: DeviceMesh):
     eager, made = blocks(mesh, True), blocks(mesh, True)

@@ -339,4 +339,10 @@ def _refuse_adapters(kind: type[nn.Module]) -> None:
                 hint="leave the layer out of the adapter's target_modules or of the plan",
             )
 
+    # Compiled autograd makes modules while PyTorch's compiler watches for frames, and would trace this one of a module
+    # that is half made. The mark of torch.compiler.disable, without loading the compiler in each process.
+    frames = torch._C._dynamo.eval_frame
+    frames.set_code_exec_strategy(
+        refuse.__code__, frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    )
     register_module_module_registration_hook(refuse)
