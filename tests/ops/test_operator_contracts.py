@@ -178,3 +178,25 @@ def test_results_are_contiguous(name: str, view: str):
 
 def test_a_small_gather_has_the_strides_of_its_shape():
     assert ops.all_gather(torch.ones(1, 2)).stride() == (2, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_slices_have_any_strides_along_one_element(dtype: torch.dtype):
+    """They pass for contiguous ones, as of one column of a row, or of some tokens of one sequence."""
+    for x in (torch.arange(6, dtype=dtype)[4::2], torch.arange(30, dtype=dtype).view(2, 5, 3)[1:, :4]):
+        assert x.is_contiguous() and x.stride() != torch.empty(x.shape).stride()
+        for call in (
+            ops.all_gather, ops.all_reduce, ops.reduce_scatter, ops.all_to_all, lambda a: ops.all_gather_v(a)[0],
+            lambda a: ops.broadcast(a, 0), lambda a: ops.gather(a, 0), lambda a: ops.scatter(a, 0),
+            lambda a: ops.all_to_all_v(a, [1], [1]), lambda a: ops.batch_send_recv([ops.Send(a, 0), ops.Recv(a, 0)])[0],
+        ):  # fmt: skip
+            made = call(x)
+            assert torch.equal(made, x) and made.stride() == torch.empty(x.shape).stride()
+        place = torch.empty_strided(x.shape, x.stride(), dtype=dtype)
+        assert ops.all_reduce(x, out=place) is place and torch.equal(place, x)
+
+
+def test_a_product_of_one_element_has_the_strides_of_its_shape():
+    a, b = torch.ones(1, 16).bfloat16(), torch.ones(16, 1).bfloat16()
+    for product in (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce, ops.matmul_all_gather):
+        assert product(a, b).stride() == (1, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from numbers import Integral, Real
 from typing import Any
 
@@ -248,13 +249,21 @@ def check_divides(name: str, x: torch.Tensor, dim: int, size: int) -> None:
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of it, contiguous and where bulk copies may begin.
+    """The tensor, or a copy of it, where bulk copies may begin, with the strides of a new tensor.
 
     An empty tensor is copied: its address is 0, and it passes for contiguous with any strides.
     """
     if x.is_contiguous() and (address := x.data_ptr()) and address % 16 == 0:
-        return x
+        return plain(x) if 1 in x.shape else x
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, contiguous, with the strides of a new one. PyTorch lets those of dimensions of one element be any: a
+    slice has them, which cannot be viewed in another type, and differ from those that compiled graphs expect."""
+    x = x.contiguous().resolve_neg()
+    strides = tuple(accumulate(x.shape[:0:-1], lambda step, n: step * max(n, 1), initial=1))[::-1][: x.ndim]
+    return x if x.stride() == strides else x.as_strided(x.shape, strides)
 
 
 @cache

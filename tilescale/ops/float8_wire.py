@@ -19,10 +19,10 @@ from tilescale.cost.reach import delivers_lines
 from tilescale.errors import ArgumentError
 from tilescale.hda.current import current_machine
 from tilescale.ops import float8_lines
-from tilescale.ops.arguments import SUMS, check_tensor, dense
+from tilescale.ops.arguments import SUMS, check_tensor, dense, plain
 from tilescale.ops.group import size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.layout import dtype_of, join, plain, shape_with, split
+from tilescale.ops.layout import dtype_of, join, shape_with, split
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.rounding import FRACTION, largest, power
 from tilescale.ops.whole_tensors import compare_counts, program, spans_nodes, sum_program

@@ -32,8 +32,8 @@ CHUNKS = 1024
 
 
 def place_in(out: torch.Tensor | None, dim: int) -> torch.Tensor | None:
-    """`out` if its memory has the parts of ranks in their order, else None."""
-    return out if out is not None and dim == 0 and dense(out) is out else None
+    """The memory of `out` if it has the parts of ranks in their order, else None."""
+    return None if out is None or dim else _in_place(out)
 
 
 def delivered(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -44,10 +44,15 @@ def delivered(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
 
 
 def room_for(out: torch.Tensor | None, shape: Sequence[int], a: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a result of this shape: `out` itself where programs may write it, else a new tensor like `a`."""
-    if out is None or tuple(out.shape) != tuple(shape) or dense(out) is not out:
-        return a.new_empty(shape, dtype=dtype)
-    return out
+    """Memory for a result of this shape: that of `out` where programs may write it, else a new tensor like `a`."""
+    place = None if out is None or tuple(out.shape) != tuple(shape) else _in_place(out)
+    return a.new_empty(shape, dtype=dtype) if place is None else place
+
+
+def _in_place(x: torch.Tensor) -> torch.Tensor | None:
+    """A tensor as programs take it, where it is; None if that were a copy."""
+    made = dense(x)
+    return made if made.data_ptr() == x.data_ptr() else None
 
 
 def adjacent(parts: list[torch.Tensor]) -> torch.Tensor | None:
@@ -79,11 +84,6 @@ def new_tensors(
         like.new_empty(shape, dtype=dtype) if i in apart else memory[at : at + size].view(dtype).view(shape)
         for i, (at, size, (shape, dtype)) in enumerate(zip(ends, sizes, forms, strict=False))
     ]
-
-
-def plain(x: torch.Tensor) -> torch.Tensor:
-    """The tensor with the strides of a new one, of dimensions of one element, too."""
-    return x.contiguous().view(-1).view(x.shape)
 
 
 def chunk_rows(width: int, itemsize: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import pad
 
-from tilescale.ops.arguments import MULTIPLE, SCALED, as_moved, has_blocks
+from tilescale.ops.arguments import MULTIPLE, SCALED, as_moved, has_blocks, plain
 
 if TYPE_CHECKING:
     from tilescale.ops.unfused import Scales
@@ -42,7 +42,7 @@ def padded(
 
 def trimmed(made: torch.Tensor, columns: int) -> torch.Tensor:
     """The first columns of a result, contiguous: the result itself if it has no more."""
-    return made if made.shape[1] == columns else made[:, :columns].contiguous()
+    return made if made.shape[1] == columns else plain(made[:, :columns])
 
 
 def _more(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
