@@ -18,6 +18,7 @@ from tilescale.ops.rounding import (
     ROW_HELD,
     TALL,
     TILE,
+    largest,
     rounded_rows,
     rows_program,
     tile_of,
@@ -76,6 +77,14 @@ def test_what_is_no_number_is_seen_in_all_that_shares_its_scale(found: float, ho
     assert made.float().isnan().all(1).nonzero().tolist() == [[70]] and int(made.float().isnan().sum()) == 160
     made, scales = rounded_rows(as_it_lies(x, how), kind, "tensorwise")
     assert bool(scales.isnan().all()) and bool(made.float().isnan().all())
+
+
+def test_the_largest_number_is_known_whatever_type_new_tensors_have():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert largest("float8_e4m3fn") == torch.tensor(448, dtype=torch.float32).view(torch.int32)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_no_rows_and_rows_too_wide():

@@ -127,7 +127,7 @@ def tile_of(columns: int) -> tuple[int, int, int]:
 
 def largest(kind: str) -> int:
     """The largest number of a type, as its bits in float32."""
-    return int(torch.tensor(torch.finfo(getattr(torch, kind)).max).view(torch.int32))
+    return int(torch.tensor(torch.finfo(getattr(torch, kind)).max, dtype=torch.float32).view(torch.int32))
 
 
 def power(exponent: Any, magnitude: Any) -> Any:
