@@ -252,6 +252,20 @@ def test_a_backward_has_arguments_by_their_names(monkeypatch: pytest.MonkeyPatch
     assert x.grad.tolist() == [5, 5] and seen == [(3, False, True, 3), (1, True, False, 2)]
 
 
+def test_gradients_of_layers_with_one_product_are_differentiated_again(mesh: DeviceMesh):
+    """Each is a part of one product."""
+    made = [torch.nn.Linear(16, 8, bias=False) for _ in range(2)]
+    layers = [ops.ColumnParallelLinear.shard(layer, mesh, sequence=False) for layer in made]
+    ops.gather_once(*layers)
+    weights, x = [layer.weight for layer in layers], torch.randn(4, 16)
+    first = torch.autograd.grad((layers[0](x) * layers[1](x)).square().sum(), weights, create_graph=True)
+    second = torch.autograd.grad(sum(grad.full_tensor().square().sum() for grad in first), weights)
+    plain = [w.full_tensor().detach().requires_grad_() for w in weights]
+    want = torch.autograd.grad(((x @ plain[0].t()) * (x @ plain[1].t())).square().sum(), plain, create_graph=True)
+    for one, other in zip(second, torch.autograd.grad(sum(g.square().sum() for g in want), plain), strict=True):
+        torch.testing.assert_close(one.full_tensor(), other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_gradients_lie_as_their_parameters(mesh: DeviceMesh, again: bool):
     layer = ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 32, bias=False).bfloat16(), mesh)

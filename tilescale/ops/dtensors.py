@@ -106,9 +106,11 @@ def brought(name: str, x: Any, dim: int | None, group: str, *, uneven: bool = Fa
 
 
 def with_own_storage(x: Any) -> Any:
-    """A shard as a storage by itself, at the same place in memory: PyTorch can neither copy nor save a DTensor whose
-    shard begins inside of a storage."""
-    return torch.from_dlpack(x) if x.__class__ is torch.Tensor and not x.is_meta and x.storage_offset() else x
+    """A shard as a storage by itself: PyTorch can neither copy nor save a DTensor whose shard begins inside of a
+    storage. It is at the same place in memory, but a copy where it is to be differentiated again."""
+    if x.__class__ is not torch.Tensor or x.is_meta or not x.storage_offset():
+        return x
+    return x.clone() if x.requires_grad else torch.from_dlpack(x)
 
 
 def split_over(shard: Any, mesh: Any, dim: int, extent: int) -> Any:
