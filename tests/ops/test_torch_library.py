@@ -17,7 +17,7 @@ import tilescale
 from tests.ops.float8_experts import random_expert
 from tilescale import ops
 from tilescale.hda.current import current_machine
-from tilescale.ops import linear
+from tilescale.ops import ag_gemm, linear
 from tilescale.ops.operator import Operator
 
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -93,6 +93,21 @@ def test_a_graph_names_the_rank_and_the_number_of_ranks(mesh: DeviceMesh):
 def test_a_mistake_is_named_by_the_compiler():
     with pytest.raises(torch._dynamo.exc.Unsupported, match="a has 16 columns, b has 4 rows"):
         torch.compile(lambda x: ops.all_gather_matmul(x, x), fullgraph=True, backend="aot_eager")(leaf(4, 16))
+
+
+@pytest.mark.parametrize("activation", ag_gemm.ACTIVATIONS)
+def test_activations_are_differentiated_twice(activation: str):
+    x, w = torch.randn(4, 16), torch.randn(16, 8)
+    results = []
+    for call in (
+        lambda x, w: ops.all_gather_matmul(x, [w, w], activation=activation, gated=True),
+        lambda x, w: ag_gemm.ACTIVATIONS[activation](x @ w) * (x @ w),
+    ):
+        leaves = [t.clone().requires_grad_() for t in (x, w)]
+        first = torch.autograd.grad(call(*leaves).square().sum(), leaves, create_graph=True)
+        results.append([*first, *torch.autograd.grad(sum(grad.square().sum() for grad in first), leaves)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.detach().abs().max()))
 
 
 def computes_the_same(function: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> None:

@@ -410,9 +410,17 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     return da, db, joined.sum(0) if ctx.biased else None
 
 
+def _silu_slope(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """As PyTorch's, whose fused step has no derivative."""
+    if not torch.is_grad_enabled():
+        return torch.ops.aten.silu_backward(grad, x)
+    share = torch.sigmoid(x)
+    return grad * share * (1 + x * (1 - share))
+
+
 _SLOPES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "relu": lambda grad, x: torch.ops.aten.threshold_backward(grad, x, 0),
-    "silu": torch.ops.aten.silu_backward,
+    "silu": _silu_slope,
     "gelu_tanh": partial(torch.ops.aten.gelu_backward, approximate="tanh"),
 }
 
