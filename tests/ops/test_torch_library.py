@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import tilescale
 from tests.ops.float8_experts import random_expert
@@ -108,6 +109,20 @@ def test_activations_are_differentiated_twice(activation: str):
         results.append([*first, *torch.autograd.grad(sum(grad.square().sum() for grad in first), leaves)])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.detach().abs().max()))
+
+
+def test_a_graph_returns_gathered_rows_and_writes_where_wanted():
+    x, w = leaf(4, 16).detach(), leaf(16, 8).detach()
+    for b, how in ((w, {}), ([w, w], {}), ([w, w], {"gated": True})):
+        call = lambda x, b=b, how=how: ops.all_gather_matmul(x, b, return_gathered=True, **how)  # noqa: E731
+        made, want = torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x)
+        assert torch.equal(made[1], x)
+        for one, other in zip(*(tree_leaves(each) for each in (made, want)), strict=True):
+            assert torch.equal(one, other)
+    places = [torch.empty(4, 8).bfloat16() for _ in range(2)]
+    call = lambda x, out: ops.all_gather_matmul(x, [w, w], out=out)  # noqa: E731
+    made = torch.compile(call, fullgraph=True, backend="aot_eager")(x, places)
+    assert all(one is other and torch.equal(one, x @ w) for one, other in zip(made, places, strict=True))
 
 
 def computes_the_same(function: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> None:

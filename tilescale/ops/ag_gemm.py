@@ -141,11 +141,11 @@ def all_gather_matmul(
         results = _made(a, weights, added, pair, return_gathered, *last, recipe, places)
     else:
         results = _operator(a, weights, added, list(pair or ()), return_gathered, *last, recipe)
-    for i, place in enumerate(places if _operator.is_seen else []):
-        results[i] = place.copy_(results[i])
-    gathered = results.pop() if return_gathered else None
-    result = results if isinstance(b, Sequence) and not gated else results[0]
-    return result if gathered is None else (result, gathered)
+    made = results[: 1 if gated else len(weights)]
+    if places and _operator.is_seen:
+        made = [place.copy_(x) for place, x in zip(places, made, strict=True)]
+    result = made if isinstance(b, Sequence) and not gated else made[0]
+    return (result, results[-1]) if return_gathered else result
 
 
 def _joined(a: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> torch.Tensor | None:
