@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 import tilescale
 from tests.ops.float8_experts import random_expert
 from tilescale import ops
+from tilescale.errors import UsageError
 from tilescale.hda.current import current_machine
 from tilescale.ops import ag_gemm, linear
 from tilescale.ops.operator import Operator
@@ -94,6 +96,27 @@ def test_a_graph_names_the_rank_and_the_number_of_ranks(mesh: DeviceMesh):
 def test_a_mistake_is_named_by_the_compiler():
     with pytest.raises(torch._dynamo.exc.Unsupported, match="a has 16 columns, b has 4 rows"):
         torch.compile(lambda x: ops.all_gather_matmul(x, x), fullgraph=True, backend="aot_eager")(leaf(4, 16))
+
+
+def test_transformations_that_differentiate_are_refused():
+    """As is forward mode: results would have no tangents, without a word."""
+    x = torch.randn(3)
+
+    def forward_mode() -> None:
+        with forward_ad.dual_level():
+            ops.all_reduce(forward_ad.make_dual(x, x))
+
+    for call in (
+        lambda: torch.func.grad(lambda x: ops.all_reduce(x).sum())(x),
+        lambda: torch.func.vjp(lambda x: ops.all_gather_matmul(x.view(1, 3), x.view(3, 1)), x),
+        lambda: torch.func.jvp(ops.all_gather, (x,), (x,)),
+        forward_mode,
+    ):
+        with pytest.raises(UsageError, match="differentiated by torch.func or in forward mode"):
+            call()
+    given = torch.randn(2, 3, requires_grad=True)
+    torch.func.vmap(ops.all_reduce)(given).sum().backward()
+    assert torch.equal(given.grad, torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("activation", ag_gemm.ACTIVATIONS)

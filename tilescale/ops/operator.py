@@ -16,9 +16,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from tilescale.backends import device_services
 from tilescale.backends.services import OperatorCall
+from tilescale.errors import UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine, use_machine
 from tilescale.ops.dtensors import DTensorPlacement, is_dtensor, with_own_storage
@@ -124,6 +126,11 @@ class Operator:
         if made is not NotImplemented:
             return made
         tensors = _tensors(given)
+        if is_seen and _is_transformed(tensors):
+            raise UsageError(
+                f"tilescale::{self.name} is differentiated by torch.func or in forward mode",
+                hint="differentiate by backward() or torch.autograd.grad, and twice by its create_graph=True",
+            )
         is_plain = not is_seen and PLAIN.issuperset(map(type, tensors)) and not any([x.is_meta for x in tensors])
         if differentiates(tensors):
             forward = self._forward if is_plain else self._forward_below_autograd
@@ -323,19 +330,30 @@ def differentiates(tensors: Sequence[torch.Tensor]) -> bool:
     return torch.is_grad_enabled() and any([x.requires_grad for x in tensors])
 
 
+def _is_transformed(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a transformation of functions, or forward mode, differentiates with respect to one of these tensors."""
+    if forward_ad._current_level >= 0 and any([forward_ad.unpack_dual(x).tangent is not None for x in tensors]):
+        return True
+    return _transforming() is not None and differentiates(tensors)
+
+
 _dispatching, _transforming = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _profiling, _tracing = torch._C._autograd._profiler_enabled, torch._C._get_tracing_state
 _recorders = device_services().recorders
 
 
 def is_observed() -> bool:
-    """Whether a mode, a transformation of functions, a profiler or a tracer is to see the operator."""
-    return _dispatching() > _recorders() or _transforming() is not None or _profiling() or _tracing() is not None
+    """Whether a mode, a transformation of functions, forward mode, a profiler or a tracer is to see the operator."""
+    return _dispatching() > _recorders() or _is_traced()
 
 
 def is_unobserved() -> bool:
     """Whether there is none of these, and no call is recorded in this thread: a recording is a mode, too."""
-    return not _dispatching() and _transforming() is None and not _profiling() and _tracing() is None
+    return not _dispatching() and not _is_traced()
+
+
+def _is_traced() -> bool:
+    return _transforming() is not None or _profiling() or _tracing() is not None or forward_ad._current_level >= 0
 
 
 def _tensors(given: Sequence[Any]) -> list[torch.Tensor]:
