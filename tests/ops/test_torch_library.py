@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 import tilescale
 from tests.ops.float8_experts import random_expert
 from tilescale import ops
-from tilescale.errors import UsageError
+from tilescale.errors import ArgumentError, UsageError
 from tilescale.hda.current import current_machine
 from tilescale.ops import ag_gemm, linear
 from tilescale.ops.operator import Operator
@@ -146,6 +147,22 @@ def test_a_graph_returns_gathered_rows_and_writes_where_wanted():
     call = lambda x, out: ops.all_gather_matmul(x, [w, w], out=out)  # noqa: E731
     made = torch.compile(call, fullgraph=True, backend="aot_eager")(x, places)
     assert all(one is other and torch.equal(one, x @ w) for one, other in zip(made, places, strict=True))
+
+
+def test_a_graph_has_numbers_of_rows_that_devices_say():
+    """As many as they are in each call, without a warning of what the compiler ignores."""
+    call = lambda x, sent: ops.all_to_all_v(2 * x, sent)  # noqa: E731
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (3, 5, 0, 4):
+        x = torch.randn(rows, 2)
+        with torch._dynamo.config.patch(error_on_recompile=rows == 4), warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            made, received = compiled(x, torch.tensor([rows]))
+        assert torch.equal(made, 2 * x) and received.tolist() == [rows]
+    with pytest.raises(ArgumentError, match="a has 4 rows, sent names 3"):
+        compiled(x, torch.tensor([3]))
+    host = torch.compile(lambda x: ops.all_to_all_v(x, [4])[0], fullgraph=True, backend="aot_eager")
+    assert torch.equal(host(x), x)
 
 
 def computes_the_same(function: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> None:

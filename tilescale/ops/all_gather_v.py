@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from tilescale.backends import device_services
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_gather import all_gather
-from tilescale.ops.all_to_all_v import on_device
+from tilescale.ops.all_to_all_v import not_recorded, on_device
 from tilescale.ops.arguments import BYTES, as_moved, check_count, check_same, check_tensor
 from tilescale.ops.group import collective, group_name
 from tilescale.ops.layout import more_rows
@@ -52,7 +51,7 @@ def all_gather_v(
         if a.shape[0] > most:
             raise ArgumentError(f"a has {a.shape[0]} rows, most is {most}", hint="raise most, on all ranks")
         return as_moved(_with_room, a, counts, most, name), counts
-    device_services().not_recorded()
+    not_recorded()
     return as_moved(_gathered, a, counts.tolist(), name), counts
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 import tilescale.language as T
 from tilescale.backends import device_services
@@ -15,7 +16,7 @@ from tilescale.comm.heap.lasting import lasting
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.arguments import BYTES, check_count, check_tensor, dense
-from tilescale.ops.group import collective, group_name, size_of, team_of
+from tilescale.ops.group import collective, group_name, rank_of, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator
@@ -63,18 +64,17 @@ def all_to_all_v(
     if received is None:
         return _learned(a, on_device(tuple(sent), a.device), name)
     _check_sizes("received", received, size_of(name), most)
-    return _of_host(a, list(sent), list(received), name)
+    _check_rows(a, sent, received, rank_of(name))
+    return _operator(a, list(sent), list(received), name)
 
 
-def _of_host(a: torch.Tensor, sent: list[int], received: list[int], name: str) -> torch.Tensor:
-    rank = team_of(name).rank
+def _check_rows(a: torch.Tensor, sent: Sequence[int], received: Sequence[int], rank: int) -> None:
     if sent[rank] != received[rank]:
         raise ArgumentError(
             f"sent has {sent[rank]} for rank {rank} itself, received {received[rank]}", hint="they are the same rows"
         )
     if sum(sent) != a.shape[0]:
         raise ArgumentError(f"a has {a.shape[0]} rows, sent names {sum(sent)}", hint="name each row of a once")
-    return _operator(a, sent, received, name)
 
 
 def _of_device(a: torch.Tensor, sent: torch.Tensor, received: Any, most: int | None, name: str) -> Any:
@@ -93,11 +93,16 @@ def _of_device(a: torch.Tensor, sent: torch.Tensor, received: Any, most: int | N
 
 def _learned(a: torch.Tensor, sent: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that have come, as many as they are, and how many from each rank."""
-    device_services().not_recorded()
+    not_recorded()
     received = all_to_all(sent, group=name)
     numbers = torch.stack([sent, received]).tolist()
-    _check_sizes("sent", numbers[0], size_of(name), None)
-    return _of_host(a, numbers[0], numbers[1], name), received
+    return _operator(a, numbers[0], numbers[1], name), received
+
+
+def not_recorded() -> None:
+    """Mark the current call as one that cannot be recorded, unless it is of a graph."""
+    if not is_compiling():
+        device_services().not_recorded()
 
 
 def _check_sizes(argument: str, sizes: Any, size: int, most: int | None) -> None:
@@ -118,8 +123,12 @@ def _check_sizes(argument: str, sizes: Any, size: int, most: int | None) -> None
 
 @operator("all_to_all_v")
 def _operator(a: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
+    team = team_of(group)
+    # Devices may have said the numbers: a graph knows them only now.
+    _check_sizes("sent", sent, team.size, None)
+    _check_rows(a, sent, received, team.rank)
     result = a.new_empty(sum(received), *a.shape[1:])
-    exchange_rows(a, on_device(tuple(sent), a.device), result, team_of(group))
+    exchange_rows(a, on_device(tuple(sent), a.device), result, team)
     return result
 
 
@@ -147,9 +156,14 @@ UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element -> the type that is moved."""
 
 
-@lru_cache(256)
 def on_device(sent: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Numbers that the host knows, kept: a graph that is captured may not copy them to the device."""
+    """Numbers that the host knows, kept: a graph that is captured may not copy them to the device. A compiled one has
+    constants of its own."""
+    return torch.tensor(sent, dtype=torch.int32, device=device) if is_compiling() else _kept(sent, device)
+
+
+@lru_cache(256)
+def _kept(sent: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return lasting(lambda: torch.tensor(sent, dtype=torch.int32).to(device))
 
 
@@ -171,7 +185,11 @@ def program(size: int, dtype: str) -> Any:
     return all_to_all_v
 
 
-_operator.register_fake(lambda a, sent, received, *_: a.new_empty(sum(received), *a.shape[1:]))
+@_operator.register_fake
+def _(a: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
+    for rows in received:
+        torch._check(rows >= 0)
+    return a.new_empty(sum(received), *a.shape[1:])
 
 
 @_counted.register_fake
