@@ -109,7 +109,7 @@ def all_gather_matmul(
 
     Returns:
         (ranks * rows, N), of the type of a, bfloat16 for float8; a list of them if b is one, unless it is gated. It can
-        be differentiated, but with `scales`: `matmul_reduce_scatter` is its backward.
+        be differentiated, but with `scales`: `matmul_reduce_scatter` is its backward, and `reduce_scatter` of rows.
 
     Raises:
         ArgumentError: an unsupported argument; names it, and the supported ones.
@@ -385,13 +385,16 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> Non
     # The input of an activation or a gate is recomputed, so the bias is needed.
     ctx.save_for_backward(a, bias if ctx.activation or ctx.gated else None, *weights)
     ctx.biased = bias is not None
+    ctx.set_materialize_grads(False)  # gathered rows that are not used send nothing back
 
 
-def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
+def _backward(ctx: Any, results: list[torch.Tensor | None]) -> tuple[Any, ...]:
     """da = scatter(sum of dc b^T); db = gather(a)^T dc; the gather is repeated rather than kept."""
     check_has_backward(ctx)
     a, bias, *weights = ctx.saved_tensors
-    grads = grads[: len(weights)]
+    rows, own = size_of(ctx.group) * a.shape[0], weights[: 1 if ctx.gated else None]
+    pairs = zip(results, own, strict=False)
+    grads = [a.new_zeros(rows, weight.shape[1]) if grad is None else grad for grad, weight in pairs]
     if ctx.activation or ctx.gated:
         before = _operator(a, weights, bias, [], False, ctx.group, "", False, ctx.float8)
         slope = _SLOPES.get(ctx.activation, lambda grad, x: grad)
@@ -404,6 +407,8 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     joined = grads[0] if len(grads) == 1 else torch.cat(grads, 1)
     across = weights[0].t() if len(weights) == 1 else torch.cat([w.t() for w in weights])
     da = operator_of("matmul_reduce_scatter")(joined, across, None, [], ctx.group, of_gradients(ctx.float8))
+    if len(results) > len(own) and results[-1] is not None:
+        da = da + operator_of("reduce_scatter")(results[-1], 0, "sum", ctx.group)
     gathered = operator_of("all_gather")(a, 0, ctx.group)
     # The transpose of (N, K), the layout of a torch.nn.Linear's weight.
     db = [(grad.t() @ gathered).t() for grad in joined.split([w.shape[1] for w in weights], 1)]

@@ -57,6 +57,19 @@ def check_gradients_of_all_gather_matmul():
     close(added.grad, grads[RANK].float().sum(0)[:8])
 
 
+def check_gradients_of_gathered_rows():
+    """Alone, and added to those of the result; without a gate and with one."""
+    a, b = everyones(5, 16, dtype=torch.float32), everyones(16, 8, seed=1, dtype=torch.float32)[RANK]
+    for how in ({"b": b}, {"b": [b, b], "activation": "silu", "gated": True}):
+        leaf = a[RANK].clone().requires_grad_()
+        result, rows = ops.all_gather_matmul(leaf, **how, return_gathered=True)
+        losses = [result.sum(), (RANK + 1) * rows.pow(2).sum()]
+        losses.append(losses[0] + losses[1])
+        of_result, of_rows, of_both = (torch.autograd.grad(x, leaf, retain_graph=True)[0] for x in losses)
+        torch.testing.assert_close(of_rows, 2 * sum(range(1, SIZE + 1)) * a[RANK])
+        torch.testing.assert_close(of_both, of_result + of_rows)
+
+
 def check_activations_and_gradients():
     a, b, bias = everyones(3, 16), everyones(8, 16, seed=1), everyones(8, seed=2)
     for name, function in ag_gemm.ACTIVATIONS.items():
