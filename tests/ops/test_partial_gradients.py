@@ -8,7 +8,6 @@ import gc
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -56,16 +55,13 @@ class Latent(Attention):
 def sums(monkeypatch: pytest.MonkeyPatch) -> Counter:
     """Counts sums by the shape of the gradient."""
     found: Counter = Counter()
-    find = partial_gradients.operator_of
+    find = partial_gradients.summed_alike
 
-    def counted(name: str) -> Callable:
-        def call(x: torch.Tensor, *how: object) -> torch.Tensor:
-            found[tuple(x.shape)] += 1
-            return find(name)(x, *how)
+    def counted(x: torch.Tensor, group: str) -> torch.Tensor:
+        found[tuple(x.shape)] += 1
+        return find(x, group)
 
-        return call
-
-    monkeypatch.setattr(partial_gradients, "operator_of", counted)
+    monkeypatch.setattr(partial_gradients, "summed_alike", counted)
     return found
 
 

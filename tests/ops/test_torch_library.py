@@ -21,7 +21,7 @@ from tests.ops.float8_experts import random_expert
 from tilescale import ops
 from tilescale.errors import ArgumentError, UsageError
 from tilescale.hda.current import current_machine
-from tilescale.ops import ag_gemm, linear
+from tilescale.ops import ag_gemm, replicated
 from tilescale.ops.operator import Operator
 
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -362,7 +362,7 @@ def test_backward_is_for_the_machine_of_its_forward():
         result = made(leaf(3))
         layered = everywhere(leaf(4, 16))
         summed = lambda grad, op, group: seen.append(current_machine().name) or grad  # noqa: E731
-        patch.setattr(linear, "operator_of", lambda name: summed)
+        patch.setattr(replicated, "operator_of", lambda name: summed)
         for y in (result, layered):
             thread = threading.Thread(target=y.sum().backward)
             thread.start()

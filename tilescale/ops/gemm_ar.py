@@ -24,6 +24,7 @@ from tilescale.ops.group import collective, group_name, size_of
 from tilescale.ops.kernels import Choice, ChosenKernels, scheduled
 from tilescale.ops.layout import delivered, room_for
 from tilescale.ops.plain_calls import plain_calls_repeat
+from tilescale.ops.replicated import used_in_parts
 from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import Scales, summed_gemm
 from tilescale.passes.overlap.schedule import COLLECTIVE, Move
@@ -134,7 +135,8 @@ def _kernel(
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     check_has_backward(ctx)
     a, b = ctx.saved_tensors
-    return *gradients_of_times(grad, a, b, ctx.float8), grad.sum(0) if ctx.bias else None
+    mine = used_in_parts(grad, ctx.group) if torch.is_grad_enabled() else grad
+    return *gradients_of_times(mine, a, b, ctx.float8), grad.sum(0) if ctx.bias else None
 
 
 _operator.register_autograd(_backward, saves="a b")

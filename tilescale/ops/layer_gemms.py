@@ -22,6 +22,7 @@ from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import size_of
 from tilescale.ops.layout import adjacent
 from tilescale.ops.operator import operator, operator_of
+from tilescale.ops.replicated import summed_alike, used_in_parts
 
 
 @operator("column_parallel")
@@ -172,15 +173,18 @@ def _(
 def _row_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """dx = gather(dy) w; dw = gather(dy)^T x; the bias was added once, so its gradient is that of all rows."""
     x, weight = ctx.saved_tensors
-    rows = _rows(grad)
+    own, has_gradients = _rows(grad), torch.is_grad_enabled()  # of the gradients
     if ctx.sequence:
         how = True, ctx.group, "", False, of_gradients(ctx.float8)
-        made, rows = operator_of("all_gather_matmul")(rows, [weight], None, [], *how)
+        made, rows = operator_of("all_gather_matmul")(own, [weight], None, [], *how)
         dw = rows.t() @ _rows(x)
+        # All ranks have the bias's gradient alike: autograd would count it once for each rank that gathers rows for it.
+        db = (summed_alike(own.sum(0), ctx.group) if has_gradients else rows.sum(0)) if ctx.bias else None
     else:
+        rows = used_in_parts(own, ctx.group) if has_gradients else own
         made, across = gradients_of_times(rows, _rows(x), weight.t(), ctx.float8)
-        dw = across.t()
-    return made.view(x.shape), dw, rows.sum(0) if ctx.bias else None
+        dw, db = across.t(), own.sum(0) if ctx.bias else None
+    return made.view(x.shape), dw, db
 
 
 row_parallel.register_autograd(_row_backward, saves="x weight")

@@ -21,7 +21,8 @@ from tilescale.ops.few_rows import few_rows_gemms
 from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.group import collective, group_name, is_mesh, rank_of, size_of
 from tilescale.ops.layer_gemms import column_parallel, row_parallel, side_by_side
-from tilescale.ops.operator import differentiates, keep_machine, operator_of, with_machine
+from tilescale.ops.operator import differentiates
+from tilescale.ops.replicated import used_in_parts
 
 if TYPE_CHECKING:
     from tilescale.ops.siblings import SiblingResults
@@ -172,7 +173,7 @@ class ColumnParallelLinear(ParallelLinear):
             given, every = _padded(part, each), each * size_of(self.group)
             return [_first(_as_tokens(y, given, every), tokens) for y in _gathered(_token_rows(given), layers)]
         given = self._given(x, None)
-        given = given if is_dtensor(x) else _ReplicatedInput.apply(given, self.group)
+        given = given if is_dtensor(x) else used_in_parts(given, self.group)
         if len(layers) == 1:
             weight, bias = self.parts()
             return [_times(given, weight, bias, self.float8)]
@@ -252,21 +253,6 @@ def _part(whole: torch.Tensor, cut: int | None, group: Any, source: int | None) 
         name = group_name(group)
         part = whole.detach() if cut is None else whole.detach().chunk(size_of(name), cut)[rank_of(name)].clone()
     return nn.Parameter(part, requires_grad=whole.requires_grad)
-
-
-class _ReplicatedInput(torch.autograd.Function):
-    """A replicated input of layers that are split over the ranks: its gradient is the sum of the ranks' gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: str) -> torch.Tensor:  # noqa: D102 - see the class
-        ctx.group = group
-        keep_machine(ctx)
-        return x.view_as(x)
-
-    @staticmethod
-    @with_machine
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: D102 - see the class
-        return operator_of("all_reduce")(grad, "sum", ctx.group), None
 
 
 def _times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: Float8 | None) -> torch.Tensor:

@@ -163,15 +163,15 @@ class Operator:
         if self._setup is not None:
             self._setup(ctx, given, made)
             if ahead.met() > met:
-                self.gradients(ctx, ctx.zeros(_tensors([made])))
+                self.gradients(ctx, ctx.saved_tensors, ctx.zeros(_tensors([made])))
         return tuple(made) if self._gives_list else made, *ctx.parts()
 
-    def gradients(self, ctx: Any, grads: Sequence[Any]) -> Sequence[torch.Tensor | None]:
+    def gradients(self, ctx: Any, saved: Sequence[Any], grads: Sequence[Any]) -> Sequence[torch.Tensor | None]:
         """The gradients of all tensors among the arguments. Raises RuntimeError if it has no backward."""
         if self._setup is None:
             raise RuntimeError(f"tilescale::{self.name} has no backward")
         with _MACHINE_STAYS if ctx.machine is current_machine() else use_machine(ctx.machine):
-            return self._repeated_backward(ctx.kept, ctx.saved_tensors, grads)
+            return self._repeated_backward(ctx.kept, saved, grads)
 
     def _gradients(self, kept: Sequence[Any], saved: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
         counts, *named = kept
@@ -279,9 +279,9 @@ class _AutogradStep(torch.autograd.Function):
     def forward(  # noqa: D102
         ctx: Any, operator: Operator, call: _Call, given: Sequence[Any], *tensors: torch.Tensor
     ) -> Any:
-        ctx.operator, ctx.lies = operator, None
+        ctx.operator, ctx.dtensors = operator, None
         if not PLAIN.issuperset(map(type, tensors)):
-            ctx.lies = [DTensorPlacement.of(x) if is_dtensor(x) else None for x in tensors]
+            ctx.dtensors = [x if is_dtensor(x) else None for x in tensors]
             given = [_shard(x) for x in given]
         made, saved, constant, materializes, ctx.machine, ctx.kept = call(given)
         ctx.save_for_backward(*saved)
@@ -293,11 +293,21 @@ class _AutogradStep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:  # noqa: D102
-        found = ctx.operator.gradients(ctx, grads)
-        if ctx.lies is not None:
-            pairs = zip(found, ctx.lies, strict=True)
-            found = [x if lies is None else lies.made_of(with_own_storage(x)) for x, lies in pairs]
-        return None, None, None, *found
+        saved, dtensors = ctx.saved_tensors, ctx.dtensors
+        if dtensors is None:
+            return None, None, None, *ctx.operator.gradients(ctx, saved, grads)
+        if torch.is_grad_enabled():  # the gradients have gradients themselves
+            saved = [_differentiable(x, dtensors) for x in saved]
+        pairs = zip(ctx.operator.gradients(ctx, saved, grads), dtensors, strict=True)
+        made_of = [x if one is None else DTensorPlacement.of(one).made_of(with_own_storage(x)) for x, one in pairs]
+        return None, None, None, *made_of
+
+
+def _differentiable(saved: torch.Tensor | None, dtensors: Sequence[Any]) -> torch.Tensor | None:
+    """A saved tensor; instead of a shard, which autograd does not know, a part of its DTensor."""
+    if saved is None:
+        return None
+    return next((one.to_local() for one in dtensors if one is not None and saved.is_set_to(one._local_tensor)), saved)
 
 
 _apply = super(torch.autograd.Function, _AutogradStep).apply

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tilescale.ops.dtensors import is_dtensor
-from tilescale.ops.operator import operator_of
+from tilescale.ops.replicated import summed_alike
 
 _Node = torch.autograd.graph.Node
 
@@ -133,7 +133,7 @@ def _operator(node: Any) -> str | None:
 def _sum_gradient(i: int, group: str, grads: tuple[Any, ...], _: Any) -> tuple[Any, ...] | None:
     if grads[i] is None:
         return None
-    return *grads[:i], operator_of("all_reduce")(grads[i].contiguous(), "sum", group), *grads[i + 1 :]
+    return *grads[:i], summed_alike(grads[i].contiguous(), group), *grads[i + 1 :]
 
 
 def _warn_of_compilation(names: list[str]) -> None:

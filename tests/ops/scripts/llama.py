@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -276,6 +276,22 @@ def check_shipped(mesh: DeviceMesh) -> None:
     assert alone[-1] < 0.7 * alone[0]
 
 
+def check_gradients_have_gradients(mesh: DeviceMesh) -> None:
+    """As penalties on gradients need them, of all weights and biases, by plans of either kind."""
+    for lies in (Shard(1), Replicate()):
+        plain, x = FeedForward(), torch.randn(BATCH, 4, HIDDEN)
+        columns = {f"w{i}": ColwiseParallel(input_layouts=lies) for i in (1, 3)}
+        plan = columns | {"w2": RowwiseParallel(output_layouts=lies)}
+        parallel = ops.parallelize_module(copy.deepcopy(plain), mesh, plan)
+        mine = distribute_tensor(x, mesh, [lies]).to_local()
+        for y, model in ((plain(x), plain), (DTensor.from_local(parallel(mine), mesh, [lies]).full_tensor(), parallel)):
+            grads = torch.autograd.grad(y.pow(3).sum(), model.parameters(), create_graph=True)
+            sum((x.full_tensor() if model is parallel else x).pow(2).sum() for x in grads).backward()
+        for name, parameter in plain.named_parameters():
+            got, want = parallel.get_parameter(name).grad.full_tensor(), parameter.grad
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-4 * float(want.abs().max()), msg=f"{lies} {name}")
+
+
 def check_float8(model: nn.Module, mesh: DeviceMesh) -> None:
     """GEMMs in float8 learn like those in bfloat16, though not identically."""
     wanted, seen = losses(copy.deepcopy(model), FLOAT8_STEPS), []
@@ -317,6 +333,7 @@ if __name__ == "__main__":
     check_a_plain_tensor_in_a_block_has_all_tokens(mesh["tp"])
     check_whose_parameters_all_take(mesh["tp"])
     check_whole_parameters(parallel, alone_model)
+    check_gradients_have_gradients(mesh["tp"])
     check_float8(Llama().bfloat16(), mesh["tp"])
     if WORLD.rank == 0:
         print("passed", flush=True)
