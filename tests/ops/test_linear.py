@@ -169,6 +169,18 @@ def test_gradients_of_layers_with_one_product(biased: bool, adjacent: bool):
             torch.testing.assert_close(getattr(layer, name).grad, parameter.grad)
 
 
+@pytest.mark.parametrize("sequence", [True, False])
+def test_a_layer_whose_result_is_not_used_has_no_gradient(sequence: bool):
+    """As an optimizer asks for: it leaves out parameters without one. Nor has a layer that is not called."""
+    layers = [column(sequence=sequence) for _ in range(3)]
+    ops.gather_once(*layers)
+    x = rows().requires_grad_()
+    used, other = layers[0](x), layers[1](x)
+    (used.square().sum() + other.detach().sum()).backward()
+    assert all(x.grad is not None for x in (x, *layers[0].parameters()))
+    assert all(parameter.grad is None for layer in layers[1:] for parameter in layer.parameters())
+
+
 def test_a_copy_shares_with_its_own_siblings():
     layers = nn.ModuleList(pair())
     layers[0](rows())  # and the other one's result waits

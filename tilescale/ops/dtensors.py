@@ -105,6 +105,11 @@ def brought(name: str, x: Any, dim: int | None, group: str, *, uneven: bool = Fa
     return lying.to_local(grad_placements=[Partial()] if dim is None else None)
 
 
+def local_tensor(x: Any) -> Any:
+    """A tensor, or None, or this rank's shard if it is a DTensor."""
+    return x.to_local() if is_dtensor(x) else x
+
+
 def with_own_storage(x: Any) -> Any:
     """A shard as a storage by itself: PyTorch can neither copy nor save a DTensor whose shard begins inside of a
     storage. It is at the same place in memory, but a copy where it is to be differentiated again."""

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from tilescale import backends
-from tilescale.ops.dtensors import split_over
+from tilescale.ops.dtensors import local_tensor, split_over
 from tilescale.ops.group import size_of, team_of
-from tilescale.ops.linear import TOKENS, ColumnParallelLinear, ParallelLinear, local_tensor
+from tilescale.ops.linear import TOKENS, ColumnParallelLinear, ParallelLinear
 from tilescale.ops.operator import operator_of
 from tilescale.ops.row_counts import GemmKernels
 from tilescale.runtime import early

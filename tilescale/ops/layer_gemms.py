@@ -16,6 +16,7 @@ import torch
 
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.all_gather import all_gather
+from tilescale.ops.dtensors import DTensorPlacement, is_dtensor, local_tensor, with_own_storage
 from tilescale.ops.float8 import gradients_of_times, of_gradients, recipe_of
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
@@ -60,19 +61,26 @@ def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor])
 def _column_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, ...]:
     """dx = scatter(sum of dy w); dw = dy^T gather(x); the gather is repeated unless it was kept."""
     x, *weights = ctx.saved_tensors
-    rows = {i: _rows(grad) for i, grad in zip(range(len(weights)), grads, strict=False) if grad is not None}
-    used = [weights[i] for i in rows]
-    joined = torch.cat(list(rows.values()), 1) if len(rows) > 1 else rows[next(iter(rows))]
-    dx = input_gradient(joined, used, ctx.group, of_gradients(ctx.float8)).view(ctx.shape)
+    joined, used = _joined_gradients(grads, weights)
+    dx = input_gradient(joined, list(used.values()), ctx.group, of_gradients(ctx.float8)).view(ctx.shape)
     gathered = x if ctx.keeps else all_gather(_rows(x), group=ctx.group)
     # Parts of the joined gradients, not those that came: a compiler writes them once, for both GEMMs.
-    parts = dict(zip(rows, joined.split(list(map(len, used)), 1), strict=True))
+    parts = dict(zip(used, joined.split(list(map(len, used.values())), 1), strict=True))
     dw = [parts[i].t() @ gathered if i in parts else None for i in range(len(weights))]
     db = [parts[i].sum(0) if i in parts else None for i in range(len(weights))] if ctx.biased else []
     return dx, dw, db
 
 
 column_parallel.register_autograd(_column_backward, setup_context=_column_setup)
+
+
+def _joined_gradients(
+    grads: Sequence[torch.Tensor | None], weights: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """The rows of gradients of the results that are used, side by side; and the weights of these, by their numbers."""
+    rows = {i: _rows(grad) for i, grad in zip(range(len(weights)), grads, strict=False) if grad is not None}
+    joined = torch.cat(list(rows.values()), 1) if len(rows) > 1 else rows[next(iter(rows))]
+    return joined, {i: weights[i] for i in rows}
 
 
 @operator("column_parallel_input_gradient")
@@ -122,6 +130,41 @@ def _side_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 side_by_side.register_autograd(_side_backward, saves="x weights")
+
+
+def parts_side_by_side(x: torch.Tensor, weights: list[Any], biases: list[Any]) -> list[torch.Tensor]:
+    """`side_by_side` with a result for each layer, for gradients: the parameters of a layer whose result is not used
+    have none. The results lie in one matrix, as those of an operator of PyTorch may not."""
+    return list(_PartsSideBySide.apply(len(weights), x, *weights, *biases))
+
+
+class _PartsSideBySide(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, count: int, x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:  # noqa: D102
+        weights, biases = list(given[:count]), list(given[count:])
+        ctx.save_for_backward(x, *weights)
+        ctx.biases = biases
+        ctx.set_materialize_grads(False)
+        made, widths = side_by_side(x, weights, biases), [len(local_tensor(weight)) for weight in weights]
+        return tuple(part.data for part in made.split(widths, -1))  # no views, which could not be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:  # noqa: D102
+        x, *weights = ctx.saved_tensors
+        joined, used = _joined_gradients(grads, list(map(local_tensor, weights)))
+        widths = list(map(len, used.values()))
+        dx = side_input_gradient(joined, list(used.values())).view(x.shape)
+        dw = dict(zip(used, (joined.t() @ _rows(x)).split(widths), strict=True))
+        db = dict(zip(used, joined.sum(0).split(widths), strict=True)) if ctx.biases else {}
+        of_weights = [_lying_as(dw.get(i), weight) for i, weight in enumerate(weights)]
+        return None, dx, *of_weights, *(_lying_as(db.get(i), bias) for i, bias in enumerate(ctx.biases))
+
+
+def _lying_as(grad: torch.Tensor | None, parameter: Any) -> Any:
+    """The gradient of a parameter, which may be a DTensor."""
+    if grad is None or not is_dtensor(parameter):
+        return grad
+    return DTensorPlacement.of(parameter).made_of(with_own_storage(grad))
 
 
 @operator("side_by_side_input_gradient")

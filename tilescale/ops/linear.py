@@ -16,11 +16,11 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import SUMS, as_autocast, check_like, check_tensor, dense
-from tilescale.ops.dtensors import brought, is_dtensor, split_over
+from tilescale.ops.dtensors import brought, is_dtensor, local_tensor, split_over
 from tilescale.ops.few_rows import few_rows_gemms
 from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.group import collective, group_name, is_mesh, rank_of, size_of
-from tilescale.ops.layer_gemms import column_parallel, row_parallel, side_by_side
+from tilescale.ops.layer_gemms import column_parallel, parts_side_by_side, row_parallel, side_by_side
 from tilescale.ops.operator import differentiates
 from tilescale.ops.replicated import used_in_parts
 
@@ -178,7 +178,9 @@ class ColumnParallelLinear(ParallelLinear):
             weight, bias = self.parts()
             return [_times(given, weight, bias, self.float8)]
         weights, biases = _operands(layers)
-        if not (biases or side_by_side.is_seen or differentiates([given, *weights])) and given.is_cuda:
+        if differentiates([given, *weights, *biases]) and not torch.compiler.is_compiling():
+            return parts_side_by_side(given, weights, biases)
+        if not (biases or side_by_side.is_seen) and given.is_cuda:
             apart = few_rows_gemms(dense(given.reshape(-1, given.shape[-1])), list(map(local_tensor, weights)))
             if apart is not None:
                 return [y.view(*given.shape[:-1], -1) for y in apart]
@@ -261,11 +263,6 @@ def _times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rec
         return nn.functional.linear(x, weight, bias)
     y = times(x.reshape(-1, x.shape[-1]), weight.t(), bias, spelled(recipe))
     return y.view(*x.shape[:-1], weight.shape[0])
-
-
-def local_tensor(x: Any) -> Any:
-    """A tensor, or None, or this rank's shard if it is a DTensor."""
-    return x.to_local() if is_dtensor(x) else x
 
 
 def _gathered(x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch.Tensor]:
