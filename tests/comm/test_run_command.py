@@ -52,6 +52,15 @@ def test_module_and_exit_code_of_the_failing_rank(tool: Path) -> None:
     assert done.output.rstrip().endswith("rank 1 failed first, with exit code 7: err")
 
 
+def test_the_error_is_named_not_its_last_line(tool: Path) -> None:
+    """Also where PyTorch prints the rank before each line, with a process group."""
+    fails = tool.with_name("fails.py")
+    lines = "[rank0]: Traceback:", "[rank0]:   File", "[rank0]: ValueError: as asked", "[rank0]:     at a line"
+    fails.write_text(f"import sys\nsys.exit({chr(10).join(lines)!r})")
+    done = _run("-n", "1", str(fails))
+    assert done.output.rstrip().endswith("rank 0 failed first, with exit code 1: ValueError: as asked"), done.output
+
+
 @pytest.mark.parametrize("words", ["can't start new thread", "OpenBLAS error: Memory allocation still failed"])
 def test_a_limit_behind_a_launcher_that_cannot_start_is_named(words: str, tool: Path) -> None:
     """The limit is one of memory: a thread needs some for its stack."""

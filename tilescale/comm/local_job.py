@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import queue
+import re
 import resource
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from tilescale.errors import JobError
 _GRACE_S = 10.0  # for the other ranks to report the failure; most have done so before the failing one ends
 _TERM_S = 2.0  # between SIGTERM and SIGKILL
 _LAST_WORDS_S = 2.0  # for output that a rank has written before its end; a grandchild may hold its pipe open
+_OF_A_RANK = re.compile(r"^\[rank\d+\]: ?")  # PyTorch's, before each line of an error, given a process group
 _LONGEST_LINE = 1 << 16  # characters; longer lines are passed on in pieces
 _NO_OUTPUT_CODE, _IO_ERROR_CODE = 128 + signal.SIGPIPE, 74  # as if SIGPIPE had ended it; EX_IOERR of sysexits.h
 
@@ -190,8 +192,9 @@ class LocalJob:
         """Read a rank's stream to its end, also after printing has failed: a rank must not block on a full pipe."""
         while line := stream.readline(_LONGEST_LINE):
             line = line.rstrip("\n")
-            if from_stderr and line[:1].strip():
-                self._last_said[rank] = line
+            said = _OF_A_RANK.sub("", line)
+            if from_stderr and said[:1].strip():
+                self._last_said[rank] = said
             if not self._quiet:
                 try:
                     self._show(self._place.first + rank, line, from_stderr)
