@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from tilelang.ir import get_buffer_span, get_stmt_span, span_to_location
@@ -79,7 +79,7 @@ __all__ = [
     "AssertStmt", "AttrStmt", "Bind", "Broadcast", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call",
     "Cast", "DeclBuffer", "Div", "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse",
     "IntImm", "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock",
-    "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "at_most",
+    "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While",
     "attribute", "bits", "buffer_location", "children", "constant", "constants", "contains", "extern_arguments",
     "fingerprint", "in_order", "instances", "int_node", "integer", "is_division", "is_for_all", "is_negation",
     "is_pure", "layout_map", "loaded_element", "mark_arguments", "nodes", "op_name", "parameters", "proves",
@@ -179,21 +179,6 @@ def _with_ranges(ranges: dict[Var, tuple[Any, Any]]) -> Analyzer:
     for var, (begin, extent) in ranges.items():
         analyzer.bind(var, Range.from_min_extent(begin, extent))
     return analyzer
-
-
-def at_most(expr: Any, names: Mapping[Var, PrimExpr]) -> int | None:
-    """An upper bound of an integer expression, given what variables stand for, in program order; None without one."""
-    known = constant(expr)
-    if known is not None:
-        return known
-    analyzer, read = Analyzer(), variables(expr)
-    for var, value in reversed([*names.items()]):
-        read |= variables(value) if var in read else set()
-    for var, value in names.items():
-        if var in read:
-            analyzer.bind(var, value)
-    bound = analyzer.const_int_bound(expr).max_value
-    return bound if bound < (1 << bits(expr.dtype) - 1) - 1 else None
 
 
 def bits(dtype: str) -> int:

@@ -37,9 +37,11 @@ def test_on_a_full_device_start_up_matters_little_and_the_first_described_is_tak
     [
         (replace(TILE, programs=132, scope="fragment"), "tma: moves shared memory, the tile lies in fragment memory"),
         (replace(TILE, programs=132, row_bytes=24), "tma: moves rows of multiples of 16 bytes, these are of 24"),
+        (replace(TILE, programs=132, begin_bytes=40), "tma: moves rows that begin at multiples of 16 bytes, these at"),
+        (replace(TILE, programs=132, nbytes=None), "tma: moves boxes of constant extents, these are known at launch"),
     ],
 )
-def test_bulk_copies_need_shared_memory_and_aligned_rows(nvlink: Network, wanted: TileTransfer, reason: str):
+def test_bulk_copies_need_shared_memory_aligned_rows_and_extents(nvlink: Network, wanted: TileTransfer, reason: str):
     choice = mechanism(nvlink, wanted)
     assert choice.name == "lsu" and reason in choice.reason
     with pytest.raises(UnsupportedError, match="impl='tma': moves"):

@@ -43,6 +43,7 @@ class TileTransfer:
         nbytes: of one copy; None if known at launch only.
         at_most: an upper bound of `nbytes` where that is known at launch only; None without one.
         row_bytes: what its contiguous rows are a multiple of.
+        begin_bytes: the same for where they begin on both sides, counted from the begin of their buffers.
         programs: how many programs of a unit copy at the same time.
         whole: a copy of whole tensors, which as many programs as there are may share.
         starters: the possible initiators, "program" or "host".
@@ -56,6 +57,7 @@ class TileTransfer:
     whole: bool = False
     starters: tuple[str, ...] = ("program",)
     at_most: int | None = None
+    begin_bytes: int = 0
 
     @property
     def estimated(self) -> int:
@@ -95,6 +97,10 @@ def reason_against(mechanism: Mechanism, wanted: TileTransfer) -> str | None:
         return f"moves {' and '.join(mechanism.scopes)} memory, the tile lies in {wanted.scope} memory"
     if wanted.row_bytes % mechanism.alignment:
         return f"moves rows of multiples of {mechanism.alignment} bytes, these are of {wanted.row_bytes}"
+    if wanted.begin_bytes % mechanism.alignment:
+        return f"moves rows that begin at multiples of {mechanism.alignment} bytes, these at {wanted.begin_bytes}"
+    if wanted.nbytes is None and not wanted.whole and mechanism.alignment > 1:
+        return "moves boxes of constant extents, these are known at launch only"
     return None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilelang_core import ir
+from tilelang_core.bounds import at_most, divisor
 from tilescale.cost.calibrated import in_force
 from tilescale.cost.choose import MechanismChoice, TileTransfer, mechanism
 from tilescale.errors import UnsupportedError
@@ -47,17 +48,19 @@ def _transfer(
     """The transfer of a copy; `whole` lists the possible initiators of a copy of whole tensors."""
     near_buffer, far_buffer = ir.region_parts(copy.near)[0], ir.region_parts(copy.far)[0]
     rows = math.gcd(_row_bytes(copy.near), _row_bytes(copy.far))
+    begins = math.gcd(_begin_bytes(copy.near, names), _begin_bytes(copy.far, names))
     if near_buffer.dtype != far_buffer.dtype:
         rows = 1  # a conversion takes the elements one by one
     operation, nbytes = "put" if copy.to_peer else "get", region_bytes(copy.far)
     bounds = [_bytes_at_most(region, names) for region in (copy.near, copy.far)]
-    at_most = min((bound for bound in bounds if bound is not None), default=None)
+    most = min((bound for bound in bounds if bound is not None), default=None)
     if whole is None:
-        return TileTransfer(operation, ir.scope_kind(near_buffer), nbytes, rows, programs, at_most=at_most)
+        scope = ir.scope_kind(near_buffer)
+        return TileTransfer(operation, scope, nbytes, rows, programs, at_most=most, begin_bytes=begins)
     # A grid is made for extents that are known.
     starters = ("host",) if nbytes is None else whole
     return TileTransfer(
-        operation, ir.scope_kind(near_buffer), nbytes, rows, whole=True, starters=starters, at_most=at_most
+        operation, ir.scope_kind(near_buffer), nbytes, rows, whole=True, starters=starters, at_most=most
     )
 
 
@@ -67,6 +70,12 @@ def _row_bytes(region: ir.Call) -> int:
     size = ir.bits(str(buffer.dtype)) // 8
     steps = [extents[-1], *([buffer.shape[-1]] if len(buffer.shape) > 1 else [])]
     return math.gcd(*((ir.constant(n) or 1) * size for n in steps))
+
+
+def _begin_bytes(region: ir.Call, names: Mapping[ir.Var, ir.PrimExpr]) -> int:
+    """Common divisor of the places where a region's rows begin, as far as the steps between rows allow; 0 for none."""
+    buffer, begins, _ = ir.region_parts(region)
+    return divisor(begins[-1], names) * (ir.bits(str(buffer.dtype)) // 8)
 
 
 def region_bytes(region: ir.Call) -> int | None:
@@ -79,7 +88,7 @@ def _bytes_at_most(region: ir.Call, names: Mapping[ir.Var, ir.PrimExpr]) -> int 
     """An upper bound of the bytes of a region, None without one: an extent is at most that of its buffer."""
     buffer, _, extents = ir.region_parts(region)
     pairs = zip(extents, buffer.shape, strict=False)
-    bounds = [[ir.at_most(n, names) for n in pair] for pair in pairs]
+    bounds = [[at_most(n, names) for n in pair] for pair in pairs]
     if any(pair == [None, None] for pair in bounds):
         return None
     elements = math.prod(min(n for n in pair if n is not None) for pair in bounds)

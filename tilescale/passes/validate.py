@@ -26,7 +26,7 @@ from tilescale.program.model import (
     declaration,
     location,
 )
-from tilescale.program.ops import VIEW
+from tilescale.program.ops import COPY, VIEW
 
 _PRODUCTS = (tl.GEMM, tl.GEMM_SP, tl.WGMMA_GEMM, tl.WGMMA_GEMM_SP, tl.TCGEN05_GEMM, tl.TCGEN05_GEMM_SP)
 
@@ -60,7 +60,7 @@ def check_loops(program: Program, machine: Machine) -> None:
 def check_copies(program: Program, machine: Machine) -> None:
     """Both sides of each copy have extents with which TileLang copies something. Raises ShapeError: one has not."""
     for stmt, _, _ in statements(program.body):
-        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) not in COPIES:
+        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) not in (*COPIES, COPY.name):
             continue
         if executed(stmt.value) is not None:
             continue

@@ -31,6 +31,11 @@ def declaration(buffer: ir.Buffer, what: str = "declared") -> Location | None:
     return Location(*found, what) if found else None
 
 
+def names_in(stmt: ir.Stmt) -> dict[ir.Var, ir.PrimExpr]:
+    """Values of variables that hold integers in a statement, in program order."""
+    return {bind.var: bind.value for bind in ir.instances(stmt, ir.Bind) if str(bind.var.dtype).startswith("int")}
+
+
 def bytes_of(extents: Iterable[Any], dtype: Any) -> int | None:
     """Bytes of elements of a type; None if an extent is known at launch only."""
     total = 1
@@ -185,8 +190,7 @@ class Program:
     @cached_property
     def names(self) -> dict[ir.Var, ir.PrimExpr]:
         """Values of variables that hold integers, in program order."""
-        binds = ir.instances(self.func.body, ir.Bind)
-        return {bind.var: bind.value for bind in binds if str(bind.var.dtype).startswith("int")}
+        return names_in(self.func.body)
 
     @cached_property
     def workspace_names(self) -> dict[ir.Var, str]:

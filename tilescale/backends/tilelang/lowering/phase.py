@@ -23,7 +23,7 @@ from tilescale.cost.reach import linked
 from tilescale.errors import Location, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.mesh import Mesh
-from tilescale.program.model import Launch, Program
+from tilescale.program.model import Launch, Program, names_in
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,11 @@ class Phase:
         return ir.substitute(node, self.sizes) if self.sizes and isinstance(node, ir.PrimExpr | ir.Stmt) else node
 
     @cached_property
+    def names(self) -> dict[ir.Var, ir.PrimExpr]:
+        """Values of variables that hold integers: those of the program, and those of its statements, renamed or not."""
+        return {**self.program.names, **names_in(self.stmt)}
+
+    @cached_property
     def parameters_of_views(self) -> dict[ir.Var, ir.Var]:
         """Data variable of a device's view of a tensor -> that of the parameter it views."""
         parameters = [(p.buffer, p.views) for p in self.program.parameters]
@@ -178,7 +183,7 @@ class Phase:
         machine, grid = self.target.machine, ir.constants(map(self.sized, self.launch.grid))
         units = machine.program_units
         programs = units if grid is None else min(units, math.prod(grid))
-        return copy_choice(call, machine, dict(self.target.sizes), programs, names=self.program.names)
+        return copy_choice(call, machine, dict(self.target.sizes), programs, names=self.names)
 
 
 class Stage:

@@ -21,7 +21,7 @@ from tilescale.backends.tilelang.lowering import (  # noqa: F401 - they register
 )
 from tilescale.backends.tilelang.lowering.call_barriers import CallBarriers, enclosed
 from tilescale.backends.tilelang.lowering.clusters import stage as clusters
-from tilescale.backends.tilelang.lowering.copies.rows import with_loaded_extents
+from tilescale.backends.tilelang.lowering.copies.rows import with_known_extents
 from tilescale.backends.tilelang.lowering.devices import DeviceStage
 from tilescale.backends.tilelang.lowering.dynamic_trip_count import shortened
 from tilescale.backends.tilelang.lowering.groups import barriers
@@ -45,7 +45,7 @@ def lower(phase: Phase, rendezvous: CallBarriers | None) -> LoweredKernel:
 def begun(phase: Phase) -> Phase:
     """A phase for the first stage: with numbers of units filled in, without single-trip loops."""
     made = replace(phase, stmt=without_single_trips(phase.sized(phase.stmt), phase.launch))
-    made = with_loaded_extents(polling.bounded(replace(made, stmt=shortened(made))))
+    made = with_known_extents(polling.bounded(replace(made, stmt=shortened(made))))
     made = replace(made, ordered=made.ordered or ir.contains(made.stmt, is_of_unit))
     return replace(made, window=window(made))
 

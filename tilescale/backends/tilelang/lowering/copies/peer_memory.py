@@ -13,7 +13,8 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.tilelang.lowering.copies.rows import LOADED, nest
+from tilelang_core.copy_nests import nest
+from tilescale.backends.tilelang.lowering.copies.rows import UNKNOWN
 from tilescale.backends.tilelang.lowering.deferred_stores import KEPT, NO_SIGNAL
 from tilescale.backends.tilelang.lowering.devices import DeviceStage
 from tilescale.backends.tilelang.lowering.markers import AHEAD, BARRIER, by_nvshmem
@@ -93,8 +94,8 @@ class RemoteCopy:
 
     def made(self, name: str, **how: Any) -> ir.Stmt:
         """The copy by a tile operation, and the signal after it."""
-        is_loaded = ir.attribute(self.copy.call, LOADED) is not None
-        copied = nest(*self.regions) if is_loaded else tir.tile_call(name, *self.regions, **how)
+        is_unknown = ir.attribute(self.copy.call, UNKNOWN) is not None
+        copied = nest(*self.regions) if is_unknown else tir.tile_call(name, *self.regions, **how)
         if self.copy.signal is None:
             return copied
         return tir.sequence([copied, signal_peer(self.stage, self.copy.call, self.slot)])
