@@ -24,11 +24,11 @@ def test_a_constant_peer_out_of_range(mistake, peer: int):
         on_devices(wrong)
 
 
-@pytest.mark.parametrize("peer", ["device 1", 1.0, (0, 1)])
+@pytest.mark.parametrize("peer", ["device 1", 1.0, (0, 1), lambda reals: reals[0]])
 def test_a_peer_that_is_no_rank(mistake, peer):
     @T.macro
     def wrong(X, tile, flags, reals, bx):
-        T.copy(tile, X, dst=peer)  # <-
+        T.copy(tile, X, dst=peer(reals) if callable(peer) else peer)  # <-
 
     with mistake(UsageError, "a peer is named by its rank", "(rank + 1) % size"):
         on_devices(wrong)

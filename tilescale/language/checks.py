@@ -61,7 +61,7 @@ def checked_dtype(context: Context, dtype: Any) -> Any:
 def check_peer(context: Context, level: Level, peer: Any) -> None:
     """Raise UsageError for a peer that is not a rank, PeerOutOfRangeError for a constant that the launch does not
     have."""
-    if not isinstance(peer, Integral | ir.PrimExpr):
+    if not isinstance(peer, Integral) and not (isinstance(peer, ir.PrimExpr) and "int" in str(peer.dtype)):
         raise UsageError(
             f"peer {peer!r} of level {level.name!r}: a peer is named by its rank",
             hint="an integer or an expression of integers: dst=(rank + 1) % size",
