@@ -14,6 +14,7 @@ from tilescale.backends.tilelang.lowering.text_rewrites import (
     called_wgmmas,
     fence_own_sums,
     wait_for_gemms,
+    wait_in_loading_warps,
     whole_vectors,
     without_host_headers,
     without_wgmma_shapes,
@@ -31,8 +32,8 @@ STRIDE = 1 << 36
 """Bytes between devices in the address range of a text generated without a heap."""
 
 REWRITES = (
-    one_array_each, whole_vectors, wait_for_gemms, fence_own_sums, called_wgmmas, without_wgmma_shapes,
-    without_host_headers,
+    one_array_each, whole_vectors, wait_for_gemms, wait_in_loading_warps, fence_own_sums, called_wgmmas,
+    without_wgmma_shapes, without_host_headers,
 )  # fmt: skip
 """Rewrites of stock TileLang's text before nvcc compiles it."""
 

@@ -98,6 +98,57 @@ def wait_for_gemms(text: str) -> str:
     return _LEAVES_SOME.sub("tl::warpgroup_wait<0>();", text)
 
 
+_WARP = 32
+_ELECTED = re.compile(r"if \(tl::tl_shuffle_elect<(\d+)>\(\)\) \{")
+_STAGE_WAIT = re.compile(r"\w+\[.*\]\.wait\(.*\);")
+_OF_PRODUCER = re.compile(
+    r"(?:\w+ )?\w+(?: = .*)?;|\w+\[0\] = \(\w+\[0\] \+ 1\);|if \(.*\) \{|\} else \{|\}|tilescale::wait_by_producer<.*"
+)
+"""Other statements of a producer's loop: scalars, counters of phases, and waits for flags by its first warp alone."""
+
+
+def wait_in_loading_warps(text: str) -> str:
+    """Let the warp of a producer that loads wait for a stage's mbarrier, and no other one.
+
+    Why: TileLang lets all warps of a producer wait, which see phases by parity alone. One that falls two phases behind
+    the loads waits for a phase that has long passed (parity aliasing): where the block synchronizes after the loop, or
+    the loop ends, it never comes. Loops with other statements, such as loads by all threads, stay as they are.
+    """
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        elected = _ELECTED.fullmatch(line.strip())
+        if elected and int(elected[1]) > _WARP:
+            for at in _waits_of_producer(lines, number):
+                depth, stripped = _depth(lines[at]), lines[at].strip()
+                guard = f"if (((int)threadIdx.x) % {elected[1]} < {_WARP}) "
+                lines[at] = " " * depth + (stripped if stripped.startswith("if (") else guard + stripped)
+    return "\n".join(lines)
+
+
+def _waits_of_producer(lines: list[str], elected: int) -> list[int]:
+    """The waits for stages in the loop around a line, by their numbers; none unless it has loads of elected threads
+    alone."""
+    depth, found = _depth(lines[elected]), []
+    begin = next(at for at in range(elected, -1, -1) if _depth(lines[at]) < depth)
+    at, inside = begin + 1, False  # of an elected thread
+    while _depth(lines[at]) >= depth:
+        stripped = lines[at].strip()
+        if inside:
+            inside = _depth(lines[at]) > depth
+        elif _ELECTED.fullmatch(stripped):
+            inside = True
+        elif _STAGE_WAIT.fullmatch(stripped):
+            found.append(at)
+        elif not _OF_PRODUCER.fullmatch(stripped):
+            return []
+        at += 1
+    return found if lines[begin].strip().startswith("for (") else []
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
 _FENCE = re.compile(r"(tl::warpgroup_fence_operand\(reinterpret_cast<float\*>\((\w+) \+ (\d+)\), )(\d+)(?=\);)")
 _FLOATS = re.compile(r"^ +float (\w+)\[(\d+)\];$", re.MULTILINE)
 
