@@ -2,6 +2,7 @@
 """A decode step of models of transformers as one launch: the logits of the model, token after token."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,6 +141,38 @@ def test_unsupported_experts_are_named(changes: dict[str, Any], message: str):
 def test_unsupported_models_are_named(changes: dict[str, Any], batch: int, keys: int, message: str):
     with pytest.raises(ArgumentError, match=message):
         ops.DecodeStep(model_of("llama", **changes), batch, keys)
+
+
+def test_what_is_no_language_model_is_named():
+    for model in torch.nn.Linear(8, 8), model_of("llama").model:
+        with pytest.raises(ArgumentError, match=f"model is {type(model).__name__}"):
+            ops.DecodeStep(model, 1, 64)
+
+
+@torch.no_grad()
+def test_caches_and_lengths_that_do_not_fit_are_errors(few_blocks: None):
+    """And change nothing; a cache without layers is empty."""
+    model = model_of("llama")
+    step = ops.DecodeStep(model, 2, 64, schedule="sequential")
+    made, other = (
+        m(torch.arange(10).view(2, 5), use_cache=True).past_key_values
+        for m in (model, model_of("llama", num_key_value_heads=2))
+    )
+    step.load(made, [3, 5])
+    for cache, lengths, message in (
+        (made, [3, 6], r"lengths\[1\] is 6, the cache has 5 tokens"),
+        (made, [3, -1], r"lengths\[1\] is -1"),
+        (made, [3], r"lengths is \[3\]"),
+        (made, 3, "lengths is 3"),
+        (SimpleNamespace(layers=made.layers[:1]), None, "the cache has 1 layers"),
+        (SimpleNamespace(layers=made.layers * 2), None, "the cache has 4 layers"),
+        (other, None, "the cache has 2 key heads of 128 features"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            step.load(cache, lengths)
+    assert (step.lengths.tolist(), step.longest) == ([3, 5], 5)
+    step.load(transformers.DynamicCache())
+    assert (step.lengths.tolist(), step.longest) == ([0, 0], 0)
 
 
 def test_a_full_cache_is_an_error(few_blocks: None):

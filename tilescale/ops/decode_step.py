@@ -33,6 +33,9 @@ from tilescale.runtime.compile import compile as compile_program
 MODELS = ("llama", "qwen3", *decode_expert_weights.MODELS)
 """Supported types of models, by the names of transformers."""
 
+PARTS = ("config", "model", "lm_head")
+"""Attributes of a causal language model of transformers."""
+
 WIDTHS = (64, 128)
 """Supported features of a head."""
 
@@ -108,6 +111,10 @@ class DecodeStep(nn.Module):
     ) -> None:
         super().__init__()
         name = group_name(group)
+        if not all(hasattr(model, part) for part in PARTS):
+            raise ArgumentError(
+                f"model is {type(model).__name__}", hint=f"a causal language model of transformers: {', '.join(MODELS)}"
+            )
         base: Any = model.model
         self.sizes = _paged(_sizes(model, batch, keys, size_of(name)), page_size, pages)
         self.weights = RankWeights(self.sizes, rank_of(name))
@@ -132,25 +139,45 @@ class DecodeStep(nn.Module):
         """Take keys and values from a cache of transformers.
 
         Args:
-            cache: with `layers`, each with `keys` and `values` (batch, key heads, tokens, features).
+            cache: with `layers`, each with `keys` and `values` (batch, key heads, tokens, features); without layers it
+                is empty.
             lengths: tokens of each sequence that count, from the first one on; None for all.
 
         Raises:
-            ArgumentError: other sequences, or too many tokens.
+            ArgumentError: other layers, heads or sequences, too many tokens, or lengths of more than there are.
         """
-        taken = 0
+        taken = self._tokens_of(cache.layers)
+        found = [taken] * self.sizes.batch if lengths is None else torch.as_tensor(lengths).tolist()
+        if not isinstance(found, list) or len(found) != self.sizes.batch:
+            raise ArgumentError(f"lengths is {found}", hint=f"give one for each of {self.sizes.batch} sequences")
+        for i, length in enumerate(found):
+            check_count(f"lengths[{i}]", length, least=0)
+            if length > taken:
+                raise ArgumentError(f"lengths[{i}] is {length}, the cache has {taken} tokens", hint="as many at most")
         for number, layer in enumerate(cache.layers):
             for mine, given in (self.K[number], layer.keys), (self.V[number], layer.values):
-                taken = given.shape[2]
-                if len(given) != self.sizes.batch or taken > self.sizes.keys:
-                    raise ArgumentError(
-                        f"the cache has {len(given)} sequences of {taken} tokens",
-                        hint=f"this step has {self.sizes.batch} of at most {self.sizes.keys}",
-                    )
                 self._store(mine, self.weights.part(given, 1, self.sizes.groups))
-        found = [taken] * self.sizes.batch if lengths is None else list(lengths)
         self.lengths.copy_(torch.tensor(found, dtype=torch.int32))
         self.longest = max(found)
+
+    def _tokens_of(self, layers: Sequence[Any]) -> int:
+        """Tokens of a cache. Raises ArgumentError unless its shapes are those of this step's."""
+        s = self.sizes
+        if len(layers) not in (0, s.layers):
+            raise ArgumentError(f"the cache has {len(layers)} layers", hint=f"this step has {s.layers}")
+        taken = layers[0].keys.shape[2] if layers else 0
+        for given in (x for layer in layers for x in (layer.keys, layer.values)):
+            if len(given) != s.batch or given.shape[2] > s.keys or given.shape[2] != taken:
+                raise ArgumentError(
+                    f"the cache has {len(given)} sequences of {given.shape[2]} tokens",
+                    hint=f"this step has {s.batch} of at most {s.keys}, as many in each layer",
+                )
+            if given.shape[1] not in (s.groups, s.groups * s.devices) or given.shape[3] != s.width:
+                raise ArgumentError(
+                    f"the cache has {given.shape[1]} key heads of {given.shape[3]} features",
+                    hint=f"this step has {s.groups * s.devices} of {s.width}",
+                )
+        return taken
 
     def _store(self, cache: torch.Tensor, given: torch.Tensor) -> None:
         """Cache the first keys or values of a layer, (batch, key heads, tokens, features)."""
