@@ -125,6 +125,11 @@ def allreduce_fusion(
     """
     if pattern not in (0, 1, *_QUANTIZED):
         raise ArgumentError(f"pattern is {pattern}", hint=f"supported: 0, 1, {', '.join(map(str, _QUANTIZED))}")
+    if not isinstance(workspace, AllReduceFusionWorkspace):
+        raise ArgumentError(
+            f"workspace is {type(workspace).__name__}",
+            hint="pass what create_allreduce_fusion_workspace of the same module gives",
+        )
     served = {
         "quant_out": (quant_out, _QUANTIZED),
         "scale_out": (scale_out, (*_GROUPS, *_ROWS)),

@@ -46,12 +46,12 @@ class Communicator:
         return self.all_reduce(x) if self.should_custom_ar(x) else None
 
     def custom_all_gather(self, x: torch.Tensor) -> torch.Tensor | None:
-        """The rows of all ranks, one rank after the other; None where `should_custom_ar` is false."""
-        return all_gather(x, 0, group=self.group) if self.should_custom_ar(x) else None
+        """The rows of all ranks, one rank after the other; None where `should_custom_ar` is false, or x has no rows."""
+        return all_gather(x, 0, group=self.group) if self.should_custom_ar(x) and x.ndim else None
 
     def custom_reduce_scatter(self, x: torch.Tensor) -> torch.Tensor | None:
         """This rank's rows of the sum; None also where the rows cannot be split."""
-        splits = self.should_custom_ar(x) and x.shape[0] % size_of(self.group) == 0
+        splits = self.should_custom_ar(x) and x.ndim and x.shape[0] % size_of(self.group) == 0
         return reduce_scatter(x, 0, group=self.group) if splits else None
 
     @contextmanager

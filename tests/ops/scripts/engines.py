@@ -58,6 +58,8 @@ def check_communicator(group: dist.ProcessGroup) -> None:
     close(comm.custom_all_gather(rows[RANK]), torch.cat(rows).double())
     close(comm.custom_reduce_scatter(rows[RANK]), total(rows).chunk(SIZE)[RANK])
     assert comm.custom_reduce_scatter(rows[RANK][1:]) is None
+    one = torch.ones(())
+    assert comm.custom_all_gather(one) is None and comm.custom_reduce_scatter(one) is None
     for refused in rows[RANK].long(), rows[RANK].t(), rows[RANK][:0]:
         assert not comm.should_custom_ar(refused) and comm.custom_all_reduce(refused) is None
     with comm.capture():
@@ -128,6 +130,7 @@ def check_fusion(group: dist.ProcessGroup) -> None:
     close(in_place, y)
     quantized_patterns(given[RANK], residual, y, normed * (weight.double() + 1), workspace, how)
     for refused in (
+        {"pattern": 0, "workspace": None},
         {"pattern": 3},
         {"pattern": 1},
         {"pattern": 1, "residual_in": x, "quant_out": x, **how},
@@ -136,7 +139,7 @@ def check_fusion(group: dist.ProcessGroup) -> None:
         {"pattern": 8, "residual_in": x, "scale_out": x, "block_quant_group_size": 32, **how},
     ):
         try:
-            allreduce_fusion(x, workspace, **refused)
+            allreduce_fusion(x, **{"workspace": workspace, **refused})
         except ArgumentError:
             continue
         raise AssertionError(f"takes {refused}")
