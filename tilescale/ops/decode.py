@@ -93,7 +93,7 @@ def flash_decode(
         block_table: (batch, pages), int32: this rank's pages of each sequence, in order, with as many columns on all
             ranks. Entries after the last key are not read and may have any value.
         k_scale, v_scale: factors of a float8 cache, float32, positive: one number, or one for each key head; None is 1.
-        scale: factor of scores; None is 1 / sqrt(D).
+        scale: positive factor of scores; None is 1 / sqrt(D).
         own_heads: whether a rank gets its own heads only, which takes less to send; all ranks have equally many.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
@@ -144,7 +144,7 @@ def mla_decode(
         lengths, block_table, own_heads, group: as for `flash_decode`.
         cache_scale: factor of a float8 cache, one float32 number, positive; None is 1.
         value_dim: multiples of 64, as is D: 512 and 576 in DeepSeek's models.
-        scale: factor of scores; None is 1 / sqrt(D).
+        scale: positive factor of scores; None is 1 / sqrt(D).
 
     Returns:
         (batch, heads, value_dim), or (batch, heads / ranks, value_dim).
@@ -173,6 +173,7 @@ def _checked(q: torch.Tensor, lengths: torch.Tensor, of_keys: int, value_dim: in
     """The group's name. Raises ArgumentError for what both operators do not serve."""
     name, (batch, heads, dim) = group_name(group), q.shape
     check_tensor("lengths", lengths, 1, (torch.int32,))
+    check_same("device", "lengths", lengths, "q", q)
     if lengths.shape[0] != batch:
         raise ArgumentError(f"lengths has {lengths.shape[0]} numbers, q {batch} sequences", hint="one for each")
     check_flags(own_heads=own_heads)

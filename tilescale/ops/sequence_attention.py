@@ -53,7 +53,7 @@ def sequence_attention(
         causal: whether a token sees itself and those before it only.
         zigzag: whether this rank's tokens are those of `sequence_positions(..., zigzag=True)`, else as many in order.
         ring: whether keys and values go round by neighbours, else from all ranks to all ranks.
-        scale: factor of scores; None is 1 / sqrt(D).
+        scale: positive factor of scores; None is 1 / sqrt(D).
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:

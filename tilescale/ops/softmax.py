@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import tilescale.language as T
+from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import check_number
 
 NOTHING = -1e30
@@ -21,10 +22,12 @@ LEAST_TOTAL = 1e-30
 def base2(scale: float | None, dim: int) -> float:
     """Factor of scores before 2 ** score; None is the usual 1 / sqrt(dim).
 
-    Raises ArgumentError for a scale that is not a number.
+    Raises ArgumentError for a scale that is not a positive number: the largest product is that of the largest score.
     """
     if scale is not None:
         check_number("scale", scale)
+        if not 0 < scale < math.inf:
+            raise ArgumentError(f"scale is {scale!r}", hint="give a positive number")
     return math.log2(math.e) * (dim**-0.5 if scale is None else scale)
 
 
