@@ -210,6 +210,9 @@ def routing() -> ops.Routing:
         (lambda: ops.all_reduce_rms_norm_float8(half(4, 8).float(), half(8)), "a is torch.float32"),
         (lambda: ops.all_reduce_rms_norm_float8(half(4, 8), half(8), group_size=64), "group_size is 64"),
         (lambda: ops.all_reduce_rms_norm_float8(half(4, 8), half(8), scale=half(1)), "scale is torch.float16"),
+        (lambda: ops.all_reduce_rms_norm_float8(half(4, 8), half(8), scale=0.5), "scale is float"),
+        (lambda: ops.all_reduce_rms_norm_float8(half(4, 8), half(8), scale=ONES[0]), r"scale has shape \(3,\)"),
+        (lambda: ops.all_reduce_rms_norm(half(4, 8), half(8), out=2 * (half(4, 8),)), r"out\[1\] is the memory of"),
         (
             lambda: ops.all_reduce_rms_norm_float8(half(4, 8), half(8), scale=torch.ones(1), group_size=128),
             "scale is given with group_size",

@@ -129,6 +129,8 @@ def check_outs(
     if not isinstance(out, (tuple, list)) or len(out) != len(wanted):
         raise ArgumentError(f"out is {type(out).__name__}", hint=f"pass a tuple of {len(wanted)} tensors")
     for i, (place, (shape, dtype)) in enumerate(zip(out, wanted, strict=True)):
+        if place is not None and any(place is other for other in out[:i]):
+            raise ArgumentError(f"out[{i}] is the memory of another result", hint="give each its own, or None")
         check_out(place, shape, a, *others, name=f"out[{i}]", dtype=dtype)
 
 

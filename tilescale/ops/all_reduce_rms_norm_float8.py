@@ -12,7 +12,7 @@ import torch
 import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_reduce_rms_norm import algorithm_of, algorithms_of, by_two_kernels, check_outs, checked, rows_in
-from tilescale.ops.arguments import GEMM_TYPES, dense
+from tilescale.ops.arguments import GEMM_TYPES, check_same, check_tensor, dense
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.kernels import kernel, kernels
 from tilescale.ops.layout import delivered, dtype_of
@@ -71,11 +71,11 @@ def all_reduce_rms_norm_float8(
         raise ArgumentError("scale is given with group_size or power_of_two", hint="these are of scales that are found")
     if packed and group_size is None:
         raise ArgumentError("packed is given without group_size", hint=f"pass group_size={GROUP}")
-    if scale is not None and (scale.dtype is not torch.float32 or scale.numel() != 1 or scale.device != a.device):
-        raise ArgumentError(
-            f"scale is {scale.dtype} of shape {tuple(scale.shape)} on {scale.device}",
-            hint=f"pass one float32 number on {a.device}",
-        )
+    if scale is not None:
+        check_tensor("scale", scale, None, (torch.float32,))
+        check_same("device", "scale", scale, "a", a)
+        if scale.numel() != 1:
+            raise ArgumentError(f"scale has shape {tuple(scale.shape)}", hint="pass one number")
     scaling = "tensor" if scale is not None else "packed" if packed else "group" if group_size else "row"
     options = scale, scaling, power_of_two, return_normed, eps, weight_offset, group_name(group)
     kind = torch.int32 if packed else torch.float32
