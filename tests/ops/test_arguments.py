@@ -57,6 +57,20 @@ def backward(**given: object) -> object:
     return ops.sequence_attention_backward(**{**tensors, "lse": torch.zeros(1, 2, 4), **given})
 
 
+def experts(**given: object) -> torch.Tensor:
+    """Four tokens and two experts, with some arguments in place of the right ones."""
+    choice = given.pop("choice", (torch.zeros(4, 2).int(), torch.ones(4, 2)))
+    return ops.moe_layer(brain(4, 16), choice, brain(2, 32, 16), brain(2, 16, 16), **given)
+
+
+def logits(n: int) -> dict[str, object]:
+    return {"choice": torch.zeros(4, n), "router": ops.Router(2)}
+
+
+def meta(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, device="meta")
+
+
 def routing() -> ops.Routing:
     return ops.moe_route(torch.tensor([[0], [1], [1], [-1]]), 2, room=256)
 
@@ -165,6 +179,23 @@ def routing() -> ops.Routing:
         (lambda: ops.moe_combine(half(4, 8), routing()), "y has 4 rows, routing says 256"),
         (lambda: ops.grouped_matmul(half(256, 8), half(3, 8, 8), routing()), "here are 2 experts"),
         (lambda: ops.grouped_matmul(half(256, 12), half(2, 12, 8), routing()), "multiples of 8"),
+        (lambda: ops.grouped_matmul(half(256, 8), half(2, 8, 0), routing()), r"b has shape \(2, 8, 0\)"),
+        (lambda: ops.grouped_matmul(half(256, 0), half(2, 0, 8), routing()), r"b has shape \(2, 0, 8\)"),
+        (lambda: ops.grouped_matmul(half(256, 8), half(2, 8, 8).to("meta"), routing()), "b is meta, x is cpu"),
+        (lambda: ops.moe_dispatch(half(4, 8).to("meta"), routing()), "x is meta, routing is cpu"),
+        (lambda: ops.moe_combine(half(256, 8), routing(), meta(256)), "weights is meta, routing is cpu"),
+        (lambda: ops.moe_route(torch.ones(4, 2).int(), 2, meta(4, 2)), "weights is meta, chosen is cpu"),
+        (lambda: experts(choice=(meta(4, 2).int(), meta(4, 2))), "choice is meta, x is cpu"),
+        (lambda: experts(choice=(meta(4, 0).int(), meta(4, 0))), "choice is meta, x is cpu"),
+        (lambda: experts(choice=(torch.ones(4, 0).int(), torch.ones(4, 0))), "choice has no choices"),
+        (lambda: experts(bias=torch.zeros(2)), "bias is given without logits"),
+        (lambda: experts(**logits(3)), "logits of 3 experts, the ranks have 2"),
+        (lambda: experts(**logits(3), replicas=torch.ones(2, 1).int()), "of 3 experts, replicas has 2"),
+        (lambda: experts(replicas=torch.ones(2, 0).int()), r"replicas has shape \(2, 0\)"),
+        (lambda: experts(replicas=meta(2, 1).int()), "replicas is meta"),
+        (lambda: experts(shared=brain(32, 16)), "shared is Tensor"),
+        (lambda: experts(shared=(half(32, 16), half(16, 16))), r"shared\[0\] is torch.float16"),
+        (lambda: experts(shared=(brain(32, 16), brain(16, 8))), r"shared has shapes \(32, 16\) and \(16, 8\)"),
         (lambda: ops.all_reduce_rms_norm(half(4, 12), half(12)), "a has 12 features"),
         (lambda: ops.all_reduce_rms_norm(half(4, 8), half(16)), r"weight has shape \(16,\)"),
         (lambda: ops.all_reduce_rms_norm(half(4, 8), half(8), half(3, 8)), r"residual has shape \(3, 8\)"),

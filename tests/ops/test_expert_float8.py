@@ -169,6 +169,11 @@ def test_tokens_with_infinities_are_nan():
         (lambda given: BFLOAT | {"x_scales": torch.ones(3)}, "x_scales is given, scales is None"),
         (lambda given: {"x_scales": torch.ones(3), "shared": (given["x"], given["x"])}, "shared is given, x is float8"),
         (lambda given: BFLOAT | {"wire": "float8_e4m3fn"}, "wire is 'float8_e4m3fn'"),
+        (lambda given: {"scales": tuple(s.to("meta") for s in given["scales"])}, r"scales\[0\] is meta, x is cpu"),
+        (
+            lambda given: {"x": given["x"].to(torch.float8_e4m3fn), "x_scales": torch.ones(3).to("meta")},
+            "x_scales is meta, x is cpu",
+        ),
         (lambda given: {"gate_up": given["gate_up"][:, :96], "down": given["down"][..., :48]}, "inner of 128"),
     ],
 )

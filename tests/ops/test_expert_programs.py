@@ -175,6 +175,9 @@ def test_a_router_without_normalization_keeps_the_probabilities():
         (lambda: ops.Router(2, groups=2, top_groups=3), "top_groups is 3, groups is 2"),
         (lambda: ops.Router(3, groups=4, top_groups=1).choose(torch.zeros(1, 8)), "of 4 groups 1 are chosen"),
         (lambda: ops.Router(1).choose(torch.zeros(1, 8).int()), "logits is torch.int32"),
+        (lambda: ops.Router(1).choose(torch.zeros(1, 8), torch.zeros(1)), "bias has 1 numbers, logits has 8 experts"),
+        (lambda: ops.Router(1).choose(torch.zeros(1, 8), torch.zeros(1, 8)), r"bias has shape \(1, 8\)"),
+        (lambda: ops.Router(1).choose(torch.zeros(1, 8), torch.zeros(8).to("meta")), "bias is meta, logits is cpu"),
     ],
 )
 def test_mistakes_of_routers_are_named(make, message: str):

@@ -15,7 +15,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import check_tensor, dense, two_scales
+from tilescale.ops.arguments import check_same, check_tensor, dense, two_scales
 from tilescale.ops.float8_wire import GROUP, quantize
 from tilescale.ops.gemm_tiles import launch, swiglu
 from tilescale.ops.kernels import call_local, local_kernel
@@ -42,13 +42,14 @@ def scaled_matmul(x: torch.Tensor, b: torch.Tensor, scales: Any, owners: torch.T
         )
     squares = b.shape[1] // GROUP, b.shape[2] // GROUP
     for name, given, shape in ("scales[0]", of_x, (x.shape[0], squares[0])), ("scales[1]", of_b, (len(b), *squares)):
-        check_scales(name, given, shape)
+        check_scales(name, given, shape, x)
     return _scaled(x, b, of_x, of_b, owners)
 
 
-def check_scales(name: str, scales: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ArgumentError unless they are float32 numbers of this shape."""
+def check_scales(name: str, scales: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor) -> None:
+    """Raise ArgumentError unless they are float32 numbers of this shape, on the device of x and of `like`."""
     check_tensor(name, scales, len(shape), (torch.float32,))
+    check_same("device", name, scales, "x", like)
     if scales.shape != shape:
         raise ArgumentError(f"{name} has shape {tuple(scales.shape)}", hint=f"here it is {shape}")
 

@@ -11,7 +11,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import GEMM_TYPES, MULTIPLE, as_autocast, check_tensor, dense
+from tilescale.ops.arguments import GEMM_TYPES, MULTIPLE, as_autocast, check_same, check_tensor, dense
 from tilescale.ops.gemm_tiles import DEPTH, at_once, launch
 from tilescale.ops.grouped_float8 import scaled_matmul
 from tilescale.ops.kernels import call_local, local_kernel
@@ -62,6 +62,8 @@ def grouped_matmul(
 
 
 def _check_shapes(x: torch.Tensor, b: torch.Tensor, routing: Routing) -> None:
+    check_same("device", "x", x, "routing", routing.counts)
+    check_same("device", "b", b, "x", x)
     experts = routing.counts.shape[0]
     if x.shape[0] != routing.room:
         raise ArgumentError(f"x has {x.shape[0]} rows, routing says {routing.room}", hint="give what was dispatched")
@@ -70,7 +72,7 @@ def _check_shapes(x: torch.Tensor, b: torch.Tensor, routing: Routing) -> None:
             f"b has shape {tuple(b.shape)}, here are {experts} experts and x has {x.shape[1]} columns",
             hint="b is (experts of this rank, K, N)",
         )
-    if b.shape[1] % MULTIPLE or b.shape[2] % MULTIPLE:
+    if any(not extent or extent % MULTIPLE for extent in b.shape[1:]):
         raise ArgumentError(f"b has shape {tuple(b.shape)}", hint=f"K and N are multiples of {MULTIPLE}: pad it")
 
 

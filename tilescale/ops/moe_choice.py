@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import SUMS, check_count, check_number, check_tensor
+from tilescale.ops.arguments import SUMS, check_count, check_number, check_same, check_tensor
 
 SCORINGS = ("softmax", "sigmoid")
 
@@ -62,6 +62,11 @@ class Router:
                 f"logits has {experts} experts, of {self.groups} groups {self.top_groups} are chosen",
                 hint=f"groups are equal, and those chosen have {self.choices} experts at least",
             )
+        if bias is not None:
+            check_tensor("bias", bias, 1, SUMS)
+            check_same("device", "bias", bias, "logits", logits)
+            if len(bias) != experts:
+                raise ArgumentError(f"bias has {len(bias)} numbers, logits has {experts} experts", hint="one for each")
         numbers = logits.float()
         scores = numbers.softmax(-1) if self.scoring == "softmax" else numbers.sigmoid()
         wanted = scores.detach() if bias is None else scores.detach() + bias.detach()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import SCALED, SUMS, check_tensor, dense
+from tilescale.ops.arguments import SCALED, SUMS, check_same, check_tensor, dense
 from tilescale.ops.group import collective, team_of
 from tilescale.ops.layout import more_rows, row_bytes, rows_of_bytes
 from tilescale.ops.moe_route import Routing, check_routing
@@ -37,12 +37,12 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, scales: torch.Tensor | None 
     """
     check_tensor("x", x, 2, (*SUMS, *SCALED))
     check_routing(routing)
-    _check_rows("x", x, routing.tokens)
+    _check_rows("x", x, routing, routing.tokens)
     routes = routing.order, routing.sent, routing.received, routing.places, routing.before, routing.room, routing.group
     if scales is None:
         return _dispatch(x, *routes)
     check_tensor("scales", scales, 2, (torch.float32,))
-    _check_rows("scales", scales, routing.tokens, 4)
+    _check_rows("scales", scales, routing, routing.tokens, 4)
     bytes_of_x = row_bytes(x)
     rows = _dispatch(rows_of_bytes(x, scales), *routes)
     ends = bytes_of_x + row_bytes(scales)
@@ -71,15 +71,16 @@ def moe_combine(y: torch.Tensor, routing: Routing, weights: torch.Tensor | None 
     """
     check_tensor("y", y, 2, SUMS)
     check_routing(routing)
-    _check_rows("y", y, routing.room)
+    _check_rows("y", y, routing, routing.room)
     if weights is not None:
         check_tensor("weights", weights, 1, (torch.float32,))
-        _check_rows("weights", weights, routing.room, 4)
+        _check_rows("weights", weights, routing, routing.room, 4)
     routes = routing.order, routing.sent, routing.received, routing.places, routing.before, routing.tokens
     return _combine(y, weights, *routes, routing.group)
 
 
-def _check_rows(name: str, x: torch.Tensor, rows: int, multiple: int = UNIT_BYTES) -> None:
+def _check_rows(name: str, x: torch.Tensor, routing: Routing, rows: int, multiple: int = UNIT_BYTES) -> None:
+    check_same("device", name, x, "routing", routing.order)
     if x.shape[0] != rows:
         raise ArgumentError(
             f"{name} has {x.shape[0]} rows, routing says {rows}", hint="give it the routing made for it"

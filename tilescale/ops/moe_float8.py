@@ -40,7 +40,7 @@ def scales_of_experts(scales: Any, gate_up: torch.Tensor, down: torch.Tensor) ->
     if all(isinstance(x, torch.Tensor) and x.shape[:2] == w.shape[:2] for x, w in zip(given, weights, strict=True)):
         given = tuple(x.squeeze(2) if x.shape[2:] == (1,) else x for x in given)
         for name, x, weight in zip(names, given, weights, strict=True):
-            check_scales(name, x, tuple(weight.shape[:2]))
+            check_scales(name, x, tuple(weight.shape[:2]), weight)
         return given
     of_gate_up, of_down = (_of_squares(*each) for each in zip(names, given, weights, strict=True))
     return of_gate_up, of_down
@@ -50,9 +50,9 @@ def _of_squares(name: str, scales: torch.Tensor, weight: torch.Tensor) -> torch.
     experts, rows, columns = weight.shape
     shape = experts, rows // GROUP, columns // GROUP
     if isinstance(scales, torch.Tensor) and scales.ndim == 1:
-        check_scales(name, scales, (experts,))
+        check_scales(name, scales, (experts,), weight)
         scales = scales[:, None, None].expand(shape)
-    check_scales(name, scales, shape)
+    check_scales(name, scales, shape, weight)
     return scales
 
 
@@ -66,7 +66,7 @@ def scales_of_tokens(scales: Any, x: torch.Tensor) -> Scale:
         scales = scales[..., None]
     if isinstance(scales, torch.Tensor) and (scales.ndim == 0 or scales.shape == (*x.shape[:-1], 1)):
         scales = scales.expand(shape)
-    check_scales("x_scales", scales, shape)
+    check_scales("x_scales", scales, shape, x)
     return scales.flatten(0, -2)
 
 

@@ -19,6 +19,7 @@ from tilescale.ops.arguments import (
     NARROW,
     as_autocast,
     check_count,
+    check_like,
     check_same,
     check_tensor,
     dense,
@@ -132,8 +133,9 @@ def moe_layer(
     if x_scales is not None and shared is not None:
         raise ArgumentError("shared is given, x is float8", hint="add its result to that of the layer")
     _check_experts(x, gate_up, down, scales is not None, float8 is not None, x_scales is not None)
+    shared = _checked_shared(shared, x)
     rows, name = x.flatten(0, -2), group_name(group)
-    chosen, weights = _chosen(choice, router, bias, replicas)
+    chosen, weights = _chosen(choice, router, bias, replicas, size_of(name) * len(gate_up))
     most = _most_tokens(rows, chosen, most)
     space = room_for(size_of(name) * most, chosen.shape[1], len(gate_up)) if room is None else room
     check_count("room", space)
@@ -141,7 +143,7 @@ def moe_layer(
     all_scales = *scales_of_experts(scales, gate_up, down), scales_of_tokens(x_scales, x)
     y, dropped = _by_experts(given, all_scales, extents, float8 is not None, bool(wire), name)
     if shared is not None:
-        y = y + _mlp(rows, *as_autocast(*shared))
+        y = y + _mlp(rows, *shared)
     return y.view(x.shape) if room is None else (y.view(x.shape), dropped)
 
 
@@ -190,21 +192,50 @@ def _check_experts(
         )
 
 
+def _checked_shared(shared: Any, x: torch.Tensor) -> Pair | None:
+    """The weights of the expert that all tokens take, if there is one. Raises ArgumentError: other weights."""
+    if shared is None:
+        return None
+    if not isinstance(shared, tuple | list) or len(shared) != 2:
+        raise ArgumentError(f"shared is {type(shared).__name__}", hint="pass two weights: gate_up and down")
+    gate_up, down = as_autocast(*shared)
+    for name, weight in ("shared[0]", gate_up), ("shared[1]", down):
+        check_tensor(name, weight, 2)
+        check_like(name, weight, "x", x)
+    if len(down) != x.shape[-1] or gate_up.shape != (2 * down.shape[1], len(down)):
+        raise ArgumentError(
+            f"shared has shapes {tuple(gate_up.shape)} and {tuple(down.shape)}, x has {x.shape[-1]} features",
+            hint="(2 * n, features) and (features, n)",
+        )
+    return gate_up, down
+
+
 def _most_tokens(rows: torch.Tensor, chosen: torch.Tensor, most: int | None) -> int:
+    check_same("device", "choice", chosen, "x", rows)
     if len(chosen) != len(rows):
         raise ArgumentError(f"choice has {len(chosen)} tokens, x has {len(rows)}", hint="one for each")
     most = len(rows) if most is None else most
     check_count("most", most, least=0)
-    if len(rows) > most or not chosen.shape[1]:
-        raise ArgumentError(
-            f"x has {len(rows)} tokens of {chosen.shape[1]} choices, most is {most}", hint="raise most, on all ranks"
-        )
+    if not chosen.shape[1]:
+        raise ArgumentError("choice has no choices", hint="give each token one expert at least")
+    if len(rows) > most:
+        raise ArgumentError(f"x has {len(rows)} tokens, most is {most}", hint="raise most, on all ranks")
     return most
 
 
-def _chosen(choice: Any, router: Router | None, bias: torch.Tensor | None, replicas: torch.Tensor | None) -> Pair:
-    """The experts of each token, and their weights."""
+def _chosen(
+    choice: Any, router: Router | None, bias: torch.Tensor | None, replicas: torch.Tensor | None, experts: int
+) -> Pair:
+    """The experts of each token, and their weights. `experts`: of all ranks."""
     chosen, weights = _routed(choice, router, bias)
+    if replicas is not None:
+        _check_replicas(replicas, chosen)
+        experts = len(replicas)
+    if isinstance(choice, torch.Tensor) and choice.shape[1] > experts:
+        where = "the ranks have" if replicas is None else "replicas has"
+        raise ArgumentError(
+            f"choice has logits of {choice.shape[1]} experts, {where} {experts}", hint="of each expert there is one"
+        )
     return chosen if replicas is None else _replaced(chosen, replicas), weights
 
 
@@ -218,14 +249,22 @@ def _routed(choice: Any, router: Router | None, bias: torch.Tensor | None) -> Pa
         raise ArgumentError(
             f"choice is {type(choice).__name__}", hint="pass numbers of experts and their weights, or logits and router"
         )
+    if bias is not None:
+        raise ArgumentError("bias is given without logits", hint="experts that are chosen already have no use for it")
     chosen, weights = choice
     check_choices(chosen, weights)
     return chosen, weights
 
 
+def _check_replicas(replicas: torch.Tensor, chosen: torch.Tensor) -> None:
+    check_tensor("replicas", replicas, 2, (torch.int32, torch.int64))
+    check_same("device", "replicas", replicas, "choice", chosen)
+    if not replicas.numel():
+        raise ArgumentError(f"replicas has shape {tuple(replicas.shape)}", hint="(experts, n), one of each at least")
+
+
 def _replaced(chosen: torch.Tensor, replicas: torch.Tensor) -> torch.Tensor:
     """The experts of the ranks that replicate the chosen ones, round-robin."""
-    check_tensor("replicas", replicas, 2, (torch.int32, torch.int64))
     is_one = (chosen >= 0) & (chosen < len(replicas))
     number = torch.where(is_one, chosen, 0).long()
     which = torch.arange(len(chosen), device=chosen.device)[:, None] % (replicas >= 0).sum(1).clamp(min=1)[number]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import SUMS, check_count, check_tensor
+from tilescale.ops.arguments import SUMS, check_count, check_same, check_tensor
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.moe_tables import ALIGN, made_tables, new_tables, returned
 from tilescale.ops.operator import operator
@@ -105,6 +105,7 @@ def check_choices(chosen: torch.Tensor, weights: torch.Tensor | None) -> None:
     check_tensor("chosen", chosen, 2, (torch.int32, torch.int64))
     if weights is not None:
         check_tensor("weights", weights, 2, SUMS)
+        check_same("device", "weights", weights, "chosen", chosen)
         if weights.shape != chosen.shape:
             raise ArgumentError(f"weights is {tuple(weights.shape)}, chosen {tuple(chosen.shape)}", hint="one for each")
 
