@@ -337,6 +337,14 @@ def test_gradients_of_nothing(call: Callable[..., torch.Tensor]):
     assert a.grad.shape == (0, 8) and not b.grad.any()
 
 
+def test_gradients_of_experts_without_a_token():
+    """Experts have them where only they learn, too."""
+    x, gate_up, down = brain(0, 16), *(w.requires_grad_() for w in (brain(2, 32, 16), brain(2, 16, 16)))
+    weights = torch.ones(0, 2, requires_grad=True)
+    ops.moe_layer(x, (torch.zeros(0, 2).int(), weights), gate_up, down).sum().backward()
+    assert weights.grad.shape == (0, 2) and not gate_up.grad.any() and not down.grad.any()
+
+
 def test_tensors_that_lie_anyhow():
     a, b = half(6, 48)[:, 8:24], half(40, 40)[:16, 3:27]  # rows apart, and begun where no bulk copy may
     want = a.float() @ b.float()

@@ -156,9 +156,12 @@ def _by_experts(
     group: str,
 ) -> Pair:
     """The sums, and the number of dropped choices of each local expert; no kernel runs where no rank has a token."""
-    rows, chosen, _, gate_up, _ = given
+    rows, chosen, *others = given
+    gate_up = given[3]
     if not extents[0]:
         y = rows.to(rows.dtype if rows.dtype in GEMM_TYPES else torch.bfloat16, copy=True)
+        for learned in (t for t in others if t.requires_grad and t.dtype not in NARROW):
+            y = y + learned[:0].sum()  # zeros are its gradient
         return y, chosen.new_zeros(len(gate_up), dtype=torch.int32)
     keeps = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     y, dropped, *_ = _layer(*given, *scales, *extents, rounds, narrow_sums, keeps, group)
