@@ -186,13 +186,14 @@ def test_mistakes_of_float8_experts_are_named(change, message: str):
 
 
 @pytest.mark.parametrize(
-    ("scaling", "wire"), [("groups", None), ("rows", None), ("rows", "float8_e4m3fn"), ("tensor", None)]
+    ("scaling", "wire"),
+    [("groups", None), ("rows", None), ("rows", "float8_e4m3fn"), ("tensor", None), ("one number", None)],
 )
 def test_tokens_in_float8(scaling: str, wire: str | None):
     """Scales per group, per row and per tensor; with results in bfloat16 and in float8 on the wire."""
     experts = [random_expert(256, 128) for _ in range(2)]
     gate_up, down, *scales = (torch.stack(each) for each in zip(*experts, strict=True))
-    shape = {"groups": (2, 3, 2), "rows": (2, 3), "tensor": ()}[scaling]
+    shape = {"groups": (2, 3, 2), "rows": (2, 3), "tensor": (), "one number": (1,)}[scaling]
     x, of_x = torch.randn(2, 3, 256).to(torch.float8_e4m3fn), 2.0 ** torch.randint(-3, 3, shape)
     chosen, weights = torch.randint(0, 2, (6, 2)), torch.rand(6, 2)
     given = x, (chosen, weights), gate_up, down

@@ -62,10 +62,10 @@ def scales_of_tokens(scales: Any, x: torch.Tensor) -> Scale:
     if scales is None:
         return None
     shape = *x.shape[:-1], x.shape[-1] // GROUP
-    if isinstance(scales, torch.Tensor) and scales.shape == x.shape[:-1]:
-        scales = scales[..., None]
-    if isinstance(scales, torch.Tensor) and (scales.ndim == 0 or scales.shape == (*x.shape[:-1], 1)):
-        scales = scales.expand(shape)
+    if isinstance(scales, torch.Tensor) and scales.numel() == 1:
+        scales = scales.reshape(()).expand(shape)
+    elif isinstance(scales, torch.Tensor) and scales.shape in (x.shape[:-1], (*x.shape[:-1], 1)):
+        scales = scales.reshape(*x.shape[:-1], 1).expand(shape)
     check_scales("x_scales", scales, shape, x)
     return scales.flatten(0, -2)
 
