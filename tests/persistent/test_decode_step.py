@@ -182,6 +182,18 @@ def test_a_full_cache_is_an_error(few_blocks: None):
         step(torch.zeros(1, dtype=torch.int64))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("schedule", ["sequential", "persistent"])
+def test_a_full_sequence_leaves_the_pages_of_others(schedule: str, few_blocks: None):
+    """Replays of a graph go on without the host, which would raise an error."""
+    step = ops.DecodeStep(model_of("llama"), 2, 64, page_size=16, schedule=schedule)
+    step.lengths.copy_(torch.tensor([3, 64]))
+    before = step.K.clone()
+    step(torch.tensor([1, 2]))
+    changed = (step.K != before).any(-1).nonzero()
+    assert changed.tolist() == [[layer, 0, 3, 0] for layer in range(2)]
+
+
 @pytest.mark.parametrize(("batch", "blocks", "chosen"), [(1, FEW, "persistent"), (16, 132, "sequential")])
 def test_the_faster_schedule_is_chosen(batch: int, blocks: int, chosen: str, small: Machine):
     """An SM executes several blocks of a grid at once, but one of a launch: many small tasks take it longer."""

@@ -38,11 +38,12 @@ def load_of_page(
 def store(
     cache: Any, table: Any, key: Any, value: Any, number: int, sizes: LayerSizes, layer: Any, group: Any, row: Any
 ) -> None:  # fmt: skip
-    """Cache a row of `value` for the new token."""
+    """Cache a row of `value` for the new token; a full sequence has no page for it."""
     if sizes.page:
         page = table[row, key // sizes.page]
         for j in T.Parallel(sizes.width):
-            cache[layer, page, key % sizes.page, group, j] = value[number, j]
+            if key < sizes.keys:
+                cache[layer, page, key % sizes.page, group, j] = value[number, j]
     else:
         for j in T.Parallel(sizes.width):
             cache[layer, row, group, key, j] = value[number, j]
