@@ -10,6 +10,7 @@ import pytest
 
 import tilescale.language as T
 from tests.cuda.ordered_programs import PROGRAMS
+from tests.cuda.support import bodies, source
 from tests.cuda.test_hazards import by_a_copy, by_others, reversed_rows, said, script, text
 from tests.cuda.test_stages import begun
 from tilescale.backends.tilelang.lowering import hazards, stages
@@ -305,3 +306,28 @@ def looked_at(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")):
 def test_a_pointer_may_be_followed_to_a_part_of_a_tile():
     """Then stock TileLang orders the load alone, and not one store with the other."""
     assert said(looked_at) == ["before the store to tile: threads synchronize (stored)"]
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["the tile", "a later tile in its place"])
+def test_what_a_bulk_copy_sends_is_read_before_threads_go_on_from_its_signal(in_place):
+    """The thread that issues the copy completes it behind the barrier, while others may write there."""
+
+    @T.prim_func
+    def sent(X: T.Tensor((2, M, M), "float32"), Y: T.Tensor((M, M), "float32"), flag: T.Tensor((1,), "int32")):
+        with T.Kernel(device=2, block=1, threads=128), T.Scale("block"):
+            tile = T.alloc((M, M), "float32", level="l1")
+            later = tile if in_place else T.alloc((M, M), "float32", level="l1")
+            T.copy(X[0, 0, 0], tile)
+            with T.Scale("device") as (rank, _):
+                T.copy(tile, Y, dst=1 - rank, signal=flag[0], impl="tma")
+            for i, j in T.Parallel(M, M):
+                later[i, j] = 2 * X[1, i, j]
+            for i, j in T.Parallel(M, M):
+                X[0, i, j] = later[j, i]
+            T.wait(flag[0], ">=", 1)
+
+    made = bodies(source(sent))
+    assert len(set(re.findall(r"buf_dyn_shmem \+ (\d+)", made))) <= 1, "tiles share memory"
+    order = re.findall(r"tma_store(?:_wait<0, true>)?\(|__syncthreads\(|signal<", made)
+    begin = order.index("tma_store(")
+    assert order[begin : begin + 4] == ["tma_store(", "tma_store_wait<0, true>(", "__syncthreads(", "signal<"]

@@ -2,8 +2,8 @@
 """Copies between devices that reach each other's memory: by loads and stores of all threads, or by bulk copies, which
 one thread issues.
 
-A bulk copy that is completed later, or by the thread that signals after it, is only issued here (`completion.py`); so
-is a load that an mbarrier counts.
+A bulk copy that is completed an iteration later is only issued here (`completion.py`); so is a load that an mbarrier
+counts. The issuing thread waits until any other one has read its tile: what follows may write there.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def _in_bulk(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     barrier = ir.attribute(call, BARRIER)
     if barrier is not None:
         return remote.made("tma_copy", barrier=stage.expr(barrier), is_tma_copy=1)
-    is_left_open = ir.attribute(call, KEPT) is not None
-    is_completed_by_signal = remote.copy.signal is not None and stage.roles.elects
-    if remote.copy.to_peer and (is_left_open or is_completed_by_signal):
+    if remote.copy.to_peer and ir.attribute(call, KEPT) is not None:
         return remote.made("tma_copy")
     return remote.made("copy", prefer_instruction=ir.StringImm(BULK))
 
