@@ -42,6 +42,9 @@ REGION = "tl.region"
 STAGES = "num_stages"
 """Annotation of a pipelined loop: how many iterations are in flight."""
 
+PARITY = "tl.pipeline_mbar_phase_expr"
+"""Annotation of a tile operation: the parity of the phase that its mbarrier completes."""
+
 LAYOUTS = "layout_map"
 """Annotation of a launch: the layouts of tiles."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.copy_nests import nest
 from tilescale.backends.tilelang.lowering.copies.rows import UNKNOWN
@@ -40,7 +40,21 @@ def _in_bulk(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
         return remote.made("tma_copy", barrier=stage.expr(barrier), is_tma_copy=1)
     if remote.copy.to_peer and ir.attribute(call, KEPT) is not None:
         return remote.made("tma_copy")
-    return remote.made("copy", prefer_instruction=ir.StringImm(BULK))
+    if remote.copy.to_peer or ir.attribute(call, AHEAD) is not None:
+        return remote.made("copy", prefer_instruction=ir.StringImm(BULK))
+    return _counted(stage, remote)
+
+
+def _counted(stage: DeviceStage, remote: RemoteCopy) -> ir.Stmt:
+    """A load that is awaited at once. A variable counts its executions, for the parity of its mbarrier: TileLang takes
+    the iteration of the innermost loop, which is another number in branches, nested loops and `while`."""
+    zero = ir.IntImm("int32", 0)
+    count = tir.local_buffer(f"loads{stage.next_number()}", [1], "int32", ir.VARIABLE)
+    number = ir.BufferLoad(count, [zero])
+    stage.tiles.append(count)
+    stage.begins.append(ir.BufferStore(count, zero, [zero]))
+    copied = remote.made("copy", prefer_instruction=ir.StringImm(BULK), **{tl.PARITY: number % 2})
+    return tir.sequence([copied, ir.BufferStore(count, number + 1, [zero])])
 
 
 def ahead(phase: Phase, call: ir.Call) -> ir.Call | None:
