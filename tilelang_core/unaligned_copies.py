@@ -129,10 +129,10 @@ class _Side:
 def _is_executable(copy: tirx.Call, analyzer: Analyzer, names: Mapping[tirx.Var, Any]) -> bool:
     """Whether the bulk instruction that TileLang chooses for a copy can make it."""
     shared, device = sorted(_sides(copy, names), key=lambda side: scope_kind(side.buffer) != "shared")
-    is_contiguous = device.is_contiguous(analyzer) and shared.is_contiguous(analyzer)
     if _is_unknown(copy):
         size = _divides(_BYTES, shared.size, str(shared.buffer.dtype), analyzer)
-        return is_contiguous and size and all(side.begins_at(_BYTES, analyzer) for side in (shared, device))
+        both = device, shared
+        return size and all(side.is_contiguous(analyzer) and side.begins_at(_BYTES, analyzer) for side in both)
     # For bytes only where they are contiguous and both sides are inside their buffers, else with a descriptor.
     is_of_bytes = device.is_contiguous(analyzer) and all(side.is_inside(analyzer) for side in (shared, device))
     return shared.begins_at(_TENSOR, analyzer) and (not is_of_bytes or device.begins_at(_BYTES, analyzer))
